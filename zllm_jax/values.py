@@ -5,7 +5,6 @@ No jax, no I/O. Times are seconds, sizes are bytes or tokens; the names say whic
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -91,8 +90,8 @@ MAX_LOGIT_BIAS = 300
 
 
 def _number(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not ok or value > high or value < low or (open_low and value == low):
+    ok = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high  # NaN compares false
+    if not ok or (open_low and value == low):
         left = "(" if open_low else "["
         raise InvalidRequest(f"{name} is {value!r}, must be a number in {left}{low:g}, {high:g}]", param=name)
 
