@@ -1,0 +1,20 @@
+"""What files on disk say: formats, names, shapes, numbers. A low room: it knows no device, no request, no token text.
+
+`open_checkpoint` reads headers only and refuses what cannot work; `Checkpoint.read` then brings one parameter at a time
+into the canonical layout of `parameter_shapes`. `pull` fetches the models of the catalogue.
+"""
+
+from zllm_jax.checkpoint.base import Checkpoint, TokenizerFiles, Vocabulary
+from zllm_jax.checkpoint.opening import open_checkpoint
+from zllm_jax.checkpoint.orbax_directory import OrbaxDirectory, convert
+from zllm_jax.checkpoint.parameters import parameter_shapes
+
+__all__ = [
+    "Checkpoint",
+    "OrbaxDirectory",
+    "TokenizerFiles",
+    "Vocabulary",
+    "convert",
+    "open_checkpoint",
+    "parameter_shapes",
+]

@@ -83,7 +83,9 @@ def _gemma(fields: Fields, numbers: dict[str, Any]) -> dict[str, Any]:
             raise fields.bad("attention.sliding_window_pattern", f"must have one entry for each of {num_layers} layers")
     else:
         local = repeating_local_layers(num_layers, fields.integer("attention.sliding_window_pattern", GEMMA_PERIOD))
-    default_scale = (numbers["embed_dim"] / numbers["num_heads"] if num_layers == _GEMMA_27B_LAYERS else head_dim) ** -0.5
+    default_scale = (
+        numbers["embed_dim"] / numbers["num_heads"] if num_layers == _GEMMA_27B_LAYERS else head_dim
+    ) ** -0.5
     return {
         "window": fields.integer("attention.sliding_window", GEMMA_WINDOW),
         "local_layers": local,

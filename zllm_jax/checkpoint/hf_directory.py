@@ -102,7 +102,9 @@ def _tensors(folder: Path) -> tuple[dict[str, Extent], list[Path]]:
 def _stored_names(folder: Path, config: ModelConfig, tensors: Mapping[str, Extent]) -> Callable[[str], str]:
     embeddings = [prefix for prefix in _PREFIXES if f"{prefix}embed_tokens.weight" in tensors]
     if len(embeddings) != 1:
-        raise BadCheckpoint(f"{folder}: exactly one embed_tokens.weight is needed, found {len(embeddings)}", tensor="embed")
+        raise BadCheckpoint(
+            f"{folder}: exactly one embed_tokens.weight is needed, found {len(embeddings)}", tensor="embed"
+        )
     prefix = embeddings[0]
     layers = _GEMMA_LAYER if config.arch == "gemma3" else _LAYER
     head = next((name for name in ("language_model.lm_head.weight",) if name in tensors), "lm_head.weight")
