@@ -57,17 +57,21 @@ def _check(value: Any, limits: Limits) -> None:
     level, depth = [value], 0
     while level:
         below: list[Any] = []
+        nests = False
         for item in level:
             if isinstance(item, dict):
+                nests = True
                 below.extend(item.keys())
                 below.extend(item.values())
             elif isinstance(item, list):
+                nests = True
                 below.extend(item)
             elif isinstance(item, str) and not item.isascii() and _has_surrogate(item):
                 raise InvalidRequest("the body holds a text with an unpaired surrogate (\\ud800 to \\udfff)")
-        if below and depth == limits.json_depth:
+        depth += nests
+        if depth > limits.json_depth:
             raise _too_deep(limits)
-        level, depth = below, depth + 1
+        level = below
 
 
 def _has_surrogate(text: str) -> bool:
