@@ -1,0 +1,1 @@
+"""What every kernel folder needs: choice of implementation, bit masks, tolerances, interpreter, timing."""
