@@ -53,7 +53,7 @@ def flags_and_commands(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def test_every_command_and_flag_is_documented(repo: Path) -> None:
-    from zllm_jax.cli import build_parser
+    from zllm_jax.cli.app import build_parser
 
     found = set(flags_and_commands(build_parser()))
     assert {"generate", "--max-tokens"} <= found
