@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -9,6 +11,7 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,16 +44,20 @@ TRESPASSES = {
 }
 
 
-def empty_house(folder: Path, contracts: list[dict[str, object]]) -> None:
+def empty_house(folder: Path, contracts: list[dict[str, Any]]) -> None:
     """The modules that the contracts name, all empty, under the real contracts."""
-    rooms = re.findall(r"\w+", " ".join(contracts[0]["layers"]))  # type: ignore[arg-type]
+    rooms = re.findall(r"\w+", " ".join(contracts[0]["layers"]))
     modules = [f"zllm_jax/{room}" for room in rooms]
     modules += ["pallas_kernels/masked_sampler", "pallas_kernels/paged_attention"]
     for module in modules:
         (folder / module).mkdir(parents=True)
         (folder / module / "__init__.py").touch()
-    (folder / "zllm_jax/__init__.py").write_text("import zllm_jax.wiring\n")
-    (folder / "pallas_kernels/__init__.py").touch()
+    for root in ("zllm_jax", "pallas_kernels"):
+        (folder / root / "__init__.py").touch()
+    for ignored in (line for contract in contracts for line in contract.get("ignore_imports", [])):
+        importer, imported = ignored.split(" -> ")
+        path = folder / importer.replace(".", "/")
+        (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).write_text(f"import {imported}\n")
 
 
 def test_every_contract_refuses_a_trespass(repo: Path, tmp_path: Path) -> None:
@@ -68,6 +75,34 @@ def test_every_contract_refuses_a_trespass(repo: Path, tmp_path: Path) -> None:
     for contract in contracts:
         assert any(contract["name"].startswith(prefix) for prefix in TRESPASSES), f"no trespass on: {contract['name']}"
         assert verdicts[contract["name"]] == "BROKEN", broken.stdout
+
+
+def imported_packages(folder: Path) -> set[str]:
+    """The top-level names that the files of `folder` import, wherever in a file."""
+    found = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.split(".")[0])
+    return found
+
+
+def test_every_imported_package_is_a_declared_dependency(repo: Path) -> None:
+    project = tomllib.loads((repo / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    optional = project["optional-dependencies"]
+    declared = {
+        re.split(r"[^\w-]", requirement)[0].lower().replace("-", "_")
+        for requirement in [*project["dependencies"], *optional["hub"], *optional["notebooks"], *optional["bench"]]
+    }
+    ours = {"zllm_jax", "pallas_kernels"}
+    imported = set().union(*(imported_packages(repo / name) for name in ours)) - ours - sys.stdlib_module_names
+    distributions = importlib.metadata.packages_distributions()
+    providers = {
+        name: {provider.lower().replace("-", "_") for provider in distributions.get(name, [name])} for name in imported
+    }
+    assert not {name: provider for name, provider in providers.items() if not declared & provider}
 
 
 def python(repo: Path, code: str) -> str:
