@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -156,8 +157,9 @@ class ScriptedEngine:
         self.requests.append(request)
         call = _Call(request, self._scripts.popleft(), prompt_tokens)
         try:
-            async for delta in call.run(self.step_s):
-                yield delta
+            async with aclosing(call.run(self.step_s)) as deltas:
+                async for delta in deltas:
+                    yield delta
         finally:
             self._end(call.envelope())
 
@@ -190,13 +192,15 @@ class _Call:
             cached_tokens=script.cached_tokens,
             tier=Tier.RESIDENT if script.cached_tokens else Tier.COLD,
         )
-        self.started_s = time.perf_counter()
+        self.decode_s = 0.0
 
     async def run(self, step_s: float) -> AsyncGenerator[Delta, None]:
         planned, text, status, finish = self._plan()
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        started_s = time.perf_counter()
         for token in planned:
             await asyncio.sleep(step_s)
+            self.decode_s = time.perf_counter() - started_s
             self._raise_if_due()
             self.tokens.append(token)
             piece = decoder.decode(bytes([token]))[: len(text) - len(self.text)]
@@ -220,7 +224,7 @@ class _Call:
                 generated_tokens=len(self.tokens),
                 tier=self.usage.tier,
             ),
-            timing=Timing(decode_s=time.perf_counter() - self.started_s),
+            timing=Timing(decode_s=self.decode_s),
             telemetry=Telemetry(sampling=self.request.sampling, finish=self.finish),
             logprobs=self._logprobs(self.tokens),
             conversation=self.request.conversation,
