@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import types
@@ -48,12 +49,12 @@ def load_config(
     quick: lay the file's `quick` mapping over the rest first. Raises `ConfigError` naming the key.
     """
     path = Path(path)
-    document = _read(path)
+    document = read_mapping(path)
     quick_part = document.pop("quick", {})
     if quick:
-        document = _merged(document, _mapping(quick_part, "quick"))
+        document = merged(document, _mapping(quick_part, "quick"))
     for text in overrides:
-        document = _merged(document, parse_override(text))
+        document = merged(document, parse_override(text))
 
     kind = document.get("experiment")
     if not isinstance(kind, str) or kind not in settings_types:
@@ -131,31 +132,34 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 
 def _scalar(hint: type, value: Any, where: str) -> Any:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if hint is float and isinstance(value, int | str) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError):
+            return float(value)  # a text too: YAML 1.1 takes 1e-3, without a point, for one
     if isinstance(value, hint) and isinstance(value, bool) == (hint is bool):
         return value
     names = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
     raise ConfigError(f"{where} is {value!r}, must be {names.get(hint, hint.__name__)}")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path) -> dict[str, Any]:
+    """A YAML file of keys and values. Raises `ConfigError` naming the file."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"experiment file {path} cannot be read: {error}") from None
+        raise ConfigError(f"{path} cannot be read: {error}") from None
     try:
         return dict(_mapping(yaml.safe_load(text), path.name))
     except yaml.YAMLError as error:
-        raise ConfigError(f"experiment file {path} is not YAML: {_one_line(error)}") from None
+        raise ConfigError(f"{path} is not YAML: {_one_line(error)}") from None
 
 
-def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(low)
+def merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    """`high` laid over `low`, mapping by mapping; other values are replaced whole."""
+    result = dict(low)
     for key, value in high.items():
-        below = merged.get(key)
-        merged[key] = _merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
-    return merged
+        below = result.get(key)
+        result[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return result
 
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:

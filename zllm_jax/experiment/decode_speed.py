@@ -224,11 +224,12 @@ def figures(results: Results) -> list[Figure]:
 
 
 def _draw(canvas: Canvas, results: Results) -> None:
-    shares = {
-        key.replace("_share_of_copy", "").replace("_share_of_matrix", "").replace("_", " "): value
-        for key, value in results.summary.items()
-        if key.endswith(("_share_of_copy", "_share_of_matrix"))
-    }
+    shares = {}
+    for key, value in results.summary.items():
+        phase, _, rest = key.partition("_")
+        size, _, ceiling = rest.partition("_share_of_")
+        if ceiling in ("copy", "matrix"):
+            shares[f"decode, batch {size}" if phase == "decode" else f"prefill, {size} tokens"] = value
     axes = canvas.subplots()
     colours = [plots.BLUE if name.startswith("decode") else plots.VERMILION for name in shares]
     bars = axes.barh(list(shares), [100 * value for value in shares.values()], color=colours, height=0.6)

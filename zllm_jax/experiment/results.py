@@ -43,11 +43,15 @@ class Results:
     def ok(self) -> bool:
         return all(check.ok for check in self.checks)
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain data. Numbers that are not finite become null: JSON has no others."""
+        return dict(_finite(dataclasses.asdict(self)))
+
     def save(self, folder: Path) -> Path:
-        """Write `folder/results.json` atomically. Numbers that are not finite become null: JSON has no others."""
+        """Write `folder/results.json` atomically."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / FILE_NAME
-        text = json.dumps(_finite(dataclasses.asdict(self)), indent=1, allow_nan=False)
+        text = json.dumps(self.to_json(), indent=1, allow_nan=False)
         temporary = path.with_suffix(".tmp")
         temporary.write_text(text + "\n", encoding="utf-8")
         os.replace(temporary, path)

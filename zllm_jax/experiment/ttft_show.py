@@ -191,6 +191,7 @@ def _draw_parts(canvas: Canvas, rows: Rows) -> None:
         for place, end in enumerate(left):
             axes.annotate(seconds(end), (end, place), xytext=(3, 0), textcoords="offset points", va="center", size=8)
         axes.set(title=f"{length:,} tokens", xlabel="seconds", xlim=(0, max(left) * 1.3))
+        axes.locator_params(axis="x", nbins=4)
         axes.set_yticks(range(len(modes)), [_short(mode) for mode in modes])
         axes.grid(visible=False, axis="y")
         axes.invert_yaxis()
@@ -207,6 +208,8 @@ def seconds(value: float) -> str:
     """Seconds as people read them: `4.31 s`, `152 ms`, `0.42 ms`."""
     if value is None or math.isnan(value):
         return "-"
+    if value == 0:
+        return "0"
     if value >= 1:
         return f"{value:.2f} s"
     return f"{value * 1e3:.0f} ms" if value >= 0.01 else f"{value * 1e3:.2f} ms"
