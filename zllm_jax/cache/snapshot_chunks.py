@@ -1,0 +1,262 @@
+"""Arrays to and from chunk files.
+
+TensorStore (zarr3, no metadata file: the manifest is the metadata) writes and reads the chunks. Uncompressed chunks in
+a folder are read past it, by `preadv` from the page cache straight into the destination: one copy instead of two.
+Digests are taken of the rows as they lie in the caller's arrays, so a check covers the whole way there and back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+import xxhash
+from numpy.typing import NDArray
+
+from zllm_jax.cache.manifest import (
+    ArrayEntry,
+    Chunk,
+    Codec,
+    Grid,
+    Manifest,
+    Span,
+    chunk_path,
+    dtypes,
+    part_dir,
+    valid_name,
+)
+from zllm_jax.cache.snapshot_files import Files, context, open_regular, store_errors
+from zllm_jax.errors import CorruptSnapshot
+
+Rows = NDArray[np.uint8]  # u8[lead, rows, width]
+
+READERS = 4
+IOV_MAX = 1024
+BLOSC_HEADER_BYTES = 16
+
+
+@dataclass(frozen=True)
+class StateArray:
+    """One array of a state. token_axis: the axis of length S (the snapshot's tokens), or None for a ring or fixed one.
+
+    C-contiguous arrays are written without a copy; they must not change until `save` returns.
+    """
+
+    value: np.ndarray[Any, np.dtype[Any]]
+    token_axis: int | None
+
+
+def check_arrays(arrays: Mapping[str, StateArray], num_tokens: int) -> None:
+    """Raises ValueError for an array that a snapshot cannot hold."""
+    for name, array in arrays.items():
+        value, axis = array.value, array.token_axis
+        if not valid_name(name):
+            raise ValueError(f"array name {name!r}: letters, digits, '.', '_' and '-' only, at most 64, no '.' first")
+        if dtypes().get(value.dtype.name) != value.dtype:
+            raise ValueError(f"{name}: dtype {value.dtype} cannot be stored, only {', '.join(dtypes())}")
+        if value.size == 0:
+            raise ValueError(f"{name}: shape {value.shape} holds no element; leave the array out")
+        if axis is not None and not (0 <= axis < value.ndim and value.shape[axis] == num_tokens):
+            raise ValueError(f"{name}: token_axis {axis} of shape {value.shape} does not have {num_tokens} tokens")
+
+
+def part_dirs(arrays: Mapping[str, StateArray], chunk_tokens: int) -> list[str]:
+    """The folders that the chunks of `arrays` go to."""
+    return sorted(
+        {part_dir(name, span) for name, array in arrays.items() for span in _grid_of(array, chunk_tokens).spans()}
+    )
+
+
+def write_arrays(
+    files: Files, id: str, arrays: Mapping[str, StateArray], codec: Codec, chunk_tokens: int
+) -> tuple[ArrayEntry, ...]:
+    """Write every chunk; return when all are on disk. Raises StoreUnavailable, and then no write goes on behind."""
+    views = {name: _view(array, chunk_tokens) for name, array in arrays.items()}
+    writes: list[ts.WriteFutures] = []  # one a chunk: a future of several would fail before the others are done
+    try:
+        with store_errors("write", f"{files.where}/{id}"):
+            for name, (grid, rows) in views.items():
+                for span, store in _stores(files, f"{id}/{name}", grid, codec, arrays[name].value.dtype.itemsize):
+                    source = rows[:, span.start : span.stop]
+                    writes.append(store.write(source, can_reference_source_data_indefinitely=True))
+        digests = {  # taken while TensorStore writes
+            name: [digest(rows[:, span.start : span.stop]) for span in grid.spans()]
+            for name, (grid, rows) in views.items()
+        }
+        with store_errors("write", f"{files.where}/{id}"):
+            for write in writes:
+                write.result()
+    finally:
+        for write in writes:
+            write.commit.exception()
+
+    def entry(name: str, array: StateArray) -> ArrayEntry:
+        grid, _ = views[name]
+        sizes = (
+            grid.nbytes(span) if codec == "raw" else files.size(f"{id}/{chunk_path(name, span)}")
+            for span in grid.spans()
+        )
+        chunks = tuple(Chunk(size, text) for size, text in zip(sizes, digests[name], strict=True))
+        return ArrayEntry(name, array.value.dtype, array.value.shape, array.token_axis, chunks)
+
+    return tuple(entry(name, array) for name, array in arrays.items())
+
+
+def read_arrays(files: Files, manifest: Manifest) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+    """Every array of a snapshot whose manifest and file sizes were checked, each chunk verified.
+
+    Raises CorruptSnapshot for the first chunk that is missing, truncated or not what was saved.
+    """
+    where = f"{files.where}/{manifest.id}"
+    with store_errors("load", where):
+        arrays = {entry.name: np.empty(entry.shape, entry.dtype) for entry in manifest.arrays}
+    read = _read_direct if files.local is not None and manifest.codec == "raw" else _read_tensorstore
+    read(files, manifest, [as_rows(array, _grid(manifest, entry)) for array, entry in _pairs(arrays, manifest)])
+    return arrays
+
+
+def _read_direct(files: Files, manifest: Manifest, rows: list[Rows]) -> None:
+    def fill(job: tuple[str, Chunk, Rows]) -> None:
+        path, chunk, target = job
+        where = f"{files.where}/{path}"
+        with store_errors("read", where, reading=True), open_regular(where) as descriptor:
+            if os.fstat(descriptor).st_size != chunk.nbytes or _scatter(descriptor, target) != chunk.nbytes:
+                raise CorruptSnapshot(f"{where} does not have {chunk.nbytes} bytes", path=where)
+        _check(target, chunk, where)
+
+    with ThreadPoolExecutor(READERS, "snapshot-read") as pool:
+        for _ in pool.map(fill, list(_jobs(manifest, rows))):
+            pass
+
+
+def _read_tensorstore(files: Files, manifest: Manifest, rows: list[Rows]) -> None:
+    stores = [
+        store
+        for entry in manifest.arrays
+        for _, store in _stores(
+            files, f"{manifest.id}/{entry.name}", _grid(manifest, entry), manifest.codec, entry.dtype.itemsize
+        )
+    ]
+    jobs = list(_jobs(manifest, rows))
+    if manifest.codec != "raw" and files.local is not None:
+        for path, _, target in jobs:
+            _check_frame(f"{files.where}/{path}", target.nbytes)
+    writes = [
+        ts.array(target, copy=False, context=context()).write(store)
+        for store, (_, _, target) in zip(stores, jobs, strict=True)
+    ]
+    try:
+        for write, (path, chunk, target) in zip(writes, jobs, strict=True):
+            where = f"{files.where}/{path}"
+            with store_errors("read", where, reading=True):
+                write.result()
+            _check(target, chunk, where)
+    finally:
+        for write in writes:  # none may write into the arrays once the caller has dropped them
+            write.commit.exception()
+
+
+def as_rows(value: np.ndarray[Any, np.dtype[Any]], grid: Grid) -> Rows:
+    """The bytes of a C-contiguous array, not copied."""
+    return value.reshape(-1).view(np.uint8).reshape(grid.lead, grid.rows, grid.width)
+
+
+def digest(rows: Rows) -> str:
+    """xxh3-128 of rows in C order."""
+    hasher = xxhash.xxh3_128()
+    for block in rows:
+        hasher.update(block)
+    return hasher.hexdigest()
+
+
+def _check(rows: Rows, chunk: Chunk, where: str) -> None:
+    if digest(rows) != chunk.digest:
+        raise CorruptSnapshot(f"{where}: the checksum does not match the manifest", path=where)
+
+
+def _check_frame(where: str, nbytes: int) -> None:
+    """Refuse a blosc frame that claims another size than its chunk: the decoder would allocate what it claims."""
+    with store_errors("read", where, reading=True), open_regular(where) as descriptor:
+        header = os.pread(descriptor, BLOSC_HEADER_BYTES, 0)
+    if len(header) < BLOSC_HEADER_BYTES or int.from_bytes(header[4:8], "little") != nbytes:
+        raise CorruptSnapshot(f"{where}: not a blosc frame of {nbytes} bytes", path=where)
+
+
+def _scatter(descriptor: int, rows: Rows) -> int:
+    """Read a file from its start into `rows`; the number of bytes there were."""
+    done = 0
+    for first in range(0, len(rows), IOV_MAX):
+        blocks = list(rows[first : first + IOV_MAX])
+        done += os.preadv(descriptor, blocks, done)
+    return done
+
+
+def _view(array: StateArray, chunk_tokens: int) -> tuple[Grid, Rows]:
+    grid = _grid_of(array, chunk_tokens)
+    return grid, as_rows(np.asarray(array.value, order="C"), grid)
+
+
+def _grid_of(array: StateArray, chunk_tokens: int) -> Grid:
+    return Grid.of(array.value.shape, array.value.dtype.itemsize, array.token_axis, chunk_tokens)
+
+
+def _grid(manifest: Manifest, entry: ArrayEntry) -> Grid:
+    return entry.grid(manifest.chunk_tokens)
+
+
+def _pairs(
+    arrays: Mapping[str, np.ndarray[Any, np.dtype[Any]]], manifest: Manifest
+) -> Iterator[tuple[np.ndarray[Any, np.dtype[Any]], ArrayEntry]]:
+    for entry in manifest.arrays:
+        yield arrays[entry.name], entry
+
+
+def _jobs(manifest: Manifest, rows: list[Rows]) -> Iterator[tuple[str, Chunk, Rows]]:
+    """Path, chunk and destination of every chunk."""
+    for entry, target in zip(manifest.arrays, rows, strict=True):
+        for span, chunk in zip(_grid(manifest, entry).spans(), entry.chunks, strict=True):
+            path = f"{manifest.id}/{chunk_path(entry.name, span)}"
+            yield path, chunk, target[:, span.start : span.stop]
+
+
+def _stores(
+    files: Files, prefix: str, grid: Grid, codec: Codec, itemsize: int
+) -> Iterator[tuple[Span, ts.TensorStore]]:
+    """For every chunk the TensorStore view u8[lead, rows of the chunk, width] that is exactly its file."""
+    opened: dict[str, ts.TensorStore] = {}
+    for span in grid.spans():
+        if span.part not in opened:
+            opened[span.part] = _open(files, f"{prefix}@{span.part}", grid, span, codec, itemsize)
+        first = span.start - int(span.part)
+        yield span, opened[span.part][:, first : first + span.stop - span.start].translate_to[0, 0, 0]
+
+
+def _open(files: Files, path: str, grid: Grid, span: Span, codec: Codec, itemsize: int) -> ts.TensorStore:
+    rows = span.stop - span.start
+    spec = {
+        "driver": "zarr3",
+        "kvstore": files.spec(path),
+        "metadata": {
+            "data_type": "uint8",
+            "fill_value": 0,
+            "shape": [grid.lead, grid.rows - int(span.part), grid.width],
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [grid.lead, rows, grid.width]}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+            "codecs": _codecs(codec, itemsize),
+        },
+        "store_data_equal_to_fill_value": True,
+        "fill_missing_data_reads": False,
+    }
+    return ts.open(spec, open=True, assume_metadata=True, context=context()).result()
+
+
+def _codecs(codec: Codec, itemsize: int) -> list[dict[str, Any]]:
+    if codec == "raw":
+        return [{"name": "bytes"}]
+    blosc = {"cname": codec.removeprefix("blosc-"), "clevel": 1, "shuffle": "bitshuffle", "typesize": itemsize}
+    return [{"name": "bytes"}, {"name": "blosc", "configuration": blosc}, {"name": "crc32c"}]
