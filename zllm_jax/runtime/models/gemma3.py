@@ -1,0 +1,100 @@
+"""Gemma 3 (text): sliding-window layers keep rings, global ones pages; four norms a layer, GeGLU, two RoPE bases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from zllm_jax.config import ModelConfig
+from zllm_jax.runtime.attention import attend_pages, attend_ring, write_pages
+from zllm_jax.runtime.batch import Batch
+from zllm_jax.runtime.layers import gated_mlp, product, rms_norm
+from zllm_jax.runtime.rope import rotate, rotation
+from zllm_jax.runtime.specs import ArraySpec, LayerSpec, PagedSpec, ParamSpecs, RingSpec, StateSpec
+from zllm_jax.runtime.state import LayerState, Pages
+
+
+def param_specs(cfg: ModelConfig) -> ParamSpecs:
+    """Name -> shape, logical axes and initialiser of every parameter. Norm weights are plain multipliers."""
+    D, F, V, H = cfg.embed_dim, cfg.ffn_dim, cfg.vocab_size, cfg.head_dim
+    q_dim, kv_dim = cfg.num_heads * H, cfg.num_kv_heads * H
+    specs = {"embed": ArraySpec((V, D), ("vocab", "embed")), "final_norm": ArraySpec((D,), ("embed",), "ones")}
+    if not cfg.tied_embeddings:
+        specs["head"] = ArraySpec((V, D), ("vocab", "embed"))
+    layer = {
+        "attn_norm": ArraySpec((D,), ("embed",), "ones"),
+        "wq": ArraySpec((D, q_dim), ("embed", "heads")),
+        "wk": ArraySpec((D, kv_dim), ("embed", "kv_heads")),
+        "wv": ArraySpec((D, kv_dim), ("embed", "kv_heads")),
+        "wo": ArraySpec((q_dim, D), ("heads", "embed")),
+        "q_norm": ArraySpec((H,), ("head_dim",), "ones"),
+        "k_norm": ArraySpec((H,), ("head_dim",), "ones"),
+        "post_attn_norm": ArraySpec((D,), ("embed",), "ones"),
+        "ffn_norm": ArraySpec((D,), ("embed",), "ones"),
+        "w_gate": ArraySpec((D, F), ("embed", "ffn")),
+        "w_up": ArraySpec((D, F), ("embed", "ffn")),
+        "w_down": ArraySpec((F, D), ("ffn", "embed")),
+        "post_ffn_norm": ArraySpec((D,), ("embed",), "ones"),
+    }
+    for i in range(cfg.num_layers):
+        specs.update({f"layers.{i}.{name}": spec for name, spec in layer.items()})
+    return specs
+
+
+def state_spec(cfg: ModelConfig) -> StateSpec:
+    def layer(i: int) -> LayerSpec:
+        if cfg.is_local(i):
+            return RingSpec(cfg.num_kv_heads, cfg.head_dim, cfg.window)
+        return PagedSpec(cfg.num_kv_heads, cfg.head_dim)
+
+    return StateSpec(tuple(layer(i) for i in range(cfg.num_layers)))
+
+
+def forward(
+    params: Mapping[str, Any], layers: tuple[LayerState, ...], batch: Batch, cfg: ModelConfig
+) -> tuple[jax.Array, tuple[LayerState, ...]]:
+    """Hidden states after the final norm [B, T, D], and the layers' states with the batch's rows written."""
+    x = params["embed"][batch.tokens]
+    x = x * jnp.asarray(cfg.embed_dim**0.5, x.dtype)
+    wide = rotation(cfg.rope, cfg.head_dim, batch.positions)
+    near = rotation(cfg.local_rope or cfg.rope, cfg.head_dim, batch.positions)
+    written = []
+    for i, (weights, kept) in enumerate(zip(params["layers"], layers, strict=True)):
+        x, kept = _block(weights, kept, x, batch, *(near if cfg.is_local(i) else wide), cfg=cfg)
+        written.append(kept)
+    return rms_norm(x, params["final_norm"], cfg.rms_eps), tuple(written)
+
+
+@partial(jax.jit, static_argnames="cfg")  # traced and lowered once a kind of layer, inlined by the compiler
+def _block(
+    p: Mapping[str, jax.Array],
+    kept: LayerState,
+    x: jax.Array,
+    batch: Batch,
+    cos: jax.Array,
+    sin: jax.Array,
+    *,
+    cfg: ModelConfig,
+) -> tuple[jax.Array, LayerState]:
+    B, T, _ = x.shape
+    h = rms_norm(x, p["attn_norm"], cfg.rms_eps)
+    q = product(h, p["wq"]).reshape(B, T, cfg.num_heads, cfg.head_dim)
+    k = product(h, p["wk"]).reshape(B, T, cfg.num_kv_heads, cfg.head_dim)
+    v = product(h, p["wv"]).reshape(B, T, cfg.num_kv_heads, cfg.head_dim)
+    q = rotate(rms_norm(q, p["q_norm"], cfg.rms_eps), cos, sin)
+    k = rotate(rms_norm(k, p["k_norm"], cfg.rms_eps), cos, sin)
+    scale = cfg.query_scale if cfg.query_scale is not None else cfg.head_dim**-0.5
+    if isinstance(kept, Pages):
+        kept = write_pages(kept, k, v, batch.table, batch.positions, batch.valid)
+        out = attend_pages(q, kept, batch.table, batch.positions, scale=scale)
+    else:
+        out, kept = attend_ring(q, k, v, kept, batch.rings, batch.positions, batch.valid, scale=scale)
+    out = product(out.reshape(B, T, -1), p["wo"])
+    x = x + rms_norm(out, p["post_attn_norm"], cfg.rms_eps)
+    h = rms_norm(x, p["ffn_norm"], cfg.rms_eps)
+    out = gated_mlp(h, p["w_gate"], p["w_up"], p["w_down"], activation="gelu_tanh")
+    return x + rms_norm(out, p["post_ffn_norm"], cfg.rms_eps), kept

@@ -1,0 +1,93 @@
+"""The Llama family: Llama 2/3, SmolLM2, Qwen2 (biases on q, k, v), Qwen3 (norms on q and k). All layers are paged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+
+from zllm_jax.config import ModelConfig
+from zllm_jax.runtime.attention import attend_pages, write_pages
+from zllm_jax.runtime.batch import Batch
+from zllm_jax.runtime.layers import gated_mlp, product, rms_norm
+from zllm_jax.runtime.rope import rotate, rotation
+from zllm_jax.runtime.specs import ArraySpec, PagedSpec, ParamSpecs, StateSpec
+from zllm_jax.runtime.state import LayerState, Pages
+
+
+def param_specs(cfg: ModelConfig) -> ParamSpecs:
+    """Name -> shape, logical axes and initialiser of every parameter. Products are x @ W."""
+    D, F, V, H = cfg.embed_dim, cfg.ffn_dim, cfg.vocab_size, cfg.head_dim
+    q_dim, kv_dim = cfg.num_heads * H, cfg.num_kv_heads * H
+    specs = {"embed": ArraySpec((V, D), ("vocab", "embed")), "final_norm": ArraySpec((D,), ("embed",), "ones")}
+    if not cfg.tied_embeddings:
+        specs["head"] = ArraySpec((V, D), ("vocab", "embed"))
+    layer = {
+        "attn_norm": ArraySpec((D,), ("embed",), "ones"),
+        "wq": ArraySpec((D, q_dim), ("embed", "heads")),
+        "wk": ArraySpec((D, kv_dim), ("embed", "kv_heads")),
+        "wv": ArraySpec((D, kv_dim), ("embed", "kv_heads")),
+        "wo": ArraySpec((q_dim, D), ("heads", "embed")),
+        "ffn_norm": ArraySpec((D,), ("embed",), "ones"),
+        "w_gate": ArraySpec((D, F), ("embed", "ffn")),
+        "w_up": ArraySpec((D, F), ("embed", "ffn")),
+        "w_down": ArraySpec((F, D), ("ffn", "embed")),
+    }
+    if cfg.attention_bias:
+        layer["bq"] = ArraySpec((q_dim,), ("heads",), "zeros")
+        layer["bk"] = ArraySpec((kv_dim,), ("kv_heads",), "zeros")
+        layer["bv"] = ArraySpec((kv_dim,), ("kv_heads",), "zeros")
+    if cfg.output_bias:
+        layer["bo"] = ArraySpec((D,), ("embed",), "zeros")
+    if cfg.qk_norm:
+        layer["q_norm"] = ArraySpec((H,), ("head_dim",), "ones")
+        layer["k_norm"] = ArraySpec((H,), ("head_dim",), "ones")
+    for i in range(cfg.num_layers):
+        specs.update({f"layers.{i}.{name}": spec for name, spec in layer.items()})
+    return specs
+
+
+def state_spec(cfg: ModelConfig) -> StateSpec:
+    return StateSpec((PagedSpec(cfg.num_kv_heads, cfg.head_dim),) * cfg.num_layers)
+
+
+def forward(
+    params: Mapping[str, Any], layers: tuple[LayerState, ...], batch: Batch, cfg: ModelConfig
+) -> tuple[jax.Array, tuple[LayerState, ...]]:
+    """Hidden states after the final norm [B, T, D], and the layers' states with the batch's rows written."""
+    x = params["embed"][batch.tokens]
+    cos, sin = rotation(cfg.rope, cfg.head_dim, batch.positions)
+    written = []
+    for weights, pages in zip(params["layers"], layers, strict=True):
+        x, pages = _block(weights, pages, x, batch, cos, sin, cfg=cfg)
+        written.append(pages)
+    return rms_norm(x, params["final_norm"], cfg.rms_eps), tuple(written)
+
+
+@partial(jax.jit, static_argnames="cfg")  # traced and lowered once for all layers, inlined by the compiler
+def _block(
+    p: Mapping[str, jax.Array],
+    pages: Pages,
+    x: jax.Array,
+    batch: Batch,
+    cos: jax.Array,
+    sin: jax.Array,
+    *,
+    cfg: ModelConfig,
+) -> tuple[jax.Array, Pages]:
+    B, T, _ = x.shape
+    h = rms_norm(x, p["attn_norm"], cfg.rms_eps)
+    q = product(h, p["wq"], p.get("bq")).reshape(B, T, cfg.num_heads, cfg.head_dim)
+    k = product(h, p["wk"], p.get("bk")).reshape(B, T, cfg.num_kv_heads, cfg.head_dim)
+    v = product(h, p["wv"], p.get("bv")).reshape(B, T, cfg.num_kv_heads, cfg.head_dim)
+    if cfg.qk_norm:
+        q, k = rms_norm(q, p["q_norm"], cfg.rms_eps), rms_norm(k, p["k_norm"], cfg.rms_eps)
+    q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    pages = write_pages(pages, k, v, batch.table, batch.positions, batch.valid)
+    scale = cfg.query_scale if cfg.query_scale is not None else cfg.head_dim**-0.5
+    out = attend_pages(q, pages, batch.table, batch.positions, scale=scale)
+    x = x + product(out.reshape(B, T, -1), p["wo"], p.get("bo"))
+    h = rms_norm(x, p["ffn_norm"], cfg.rms_eps)
+    return x + gated_mlp(h, p["w_gate"], p["w_up"], p["w_down"], activation="silu"), pages

@@ -1,0 +1,99 @@
+"""Device state as pytrees: pools of pages, rings, and what the sampler remembers of each slot.
+
+A page `[K, C, H]` stands heads-major, so that the batch dimension of the attention products comes first
+(docs/adr/0002). A page or ring that nobody owns may hold anything, NaN included.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from zllm_jax.runtime.specs import PagedSpec, StateSpec
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Pages:
+    """Keys and values of one paged layer: two [P, K, C, H]."""
+
+    k: jax.Array
+    v: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Rings:
+    """Keys and values of one sliding-window layer: two [R, K, w, H]; position p at row p mod w."""
+
+    k: jax.Array
+    v: jax.Array
+
+
+LayerState = Pages | Rings
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class History:
+    """What penalties need: tokens of the prompt (bool[B, V]) and counts of the output (i32[B, V]), a row a slot."""
+
+    prompt_seen: jax.Array
+    output_counts: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class State:
+    """All that a step reads and writes. It enters a step, is donated, and leaves it."""
+
+    layers: tuple[LayerState, ...]
+    history: History
+
+    @property
+    def nbytes(self) -> int:
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateShape:
+    """How much state an engine allocates: P pages of C tokens, R rings, slots, and M pages a sequence at most."""
+
+    num_pages: int
+    page_tokens: int
+    num_rings: int
+    num_slots: int
+    max_pages: int
+
+    def __post_init__(self) -> None:
+        if self.num_pages < self.max_pages:
+            raise ValueError(f"{self.num_pages} pages cannot hold one sequence of {self.max_pages} pages")
+
+
+def init_state(spec: StateSpec, shape: StateShape, vocab_size: int, dtype: jnp.dtype, fill: float = 0.0) -> State:
+    """A fresh state; `fill` may be NaN in tests, because nothing unowned is ever read."""
+
+    def layer(one: object) -> LayerState:
+        if isinstance(one, PagedSpec):
+            dims = (shape.num_pages, one.num_kv_heads, shape.page_tokens, one.head_dim)
+            return Pages(k=jnp.full(dims, fill, dtype), v=jnp.full(dims, fill, dtype))
+        dims = (shape.num_rings, one.num_kv_heads, one.window, one.head_dim)  # type: ignore[attr-defined]
+        return Rings(k=jnp.full(dims, fill, dtype), v=jnp.full(dims, fill, dtype))
+
+    history = History(
+        prompt_seen=jnp.zeros((shape.num_slots, vocab_size), jnp.bool_),
+        output_counts=jnp.zeros((shape.num_slots, vocab_size), jnp.int32),
+    )
+    return State(layers=tuple(layer(one) for one in spec.layers), history=history)
+
+
+def page_bytes(spec: StateSpec, page_tokens: int, itemsize: int) -> int:
+    """Bytes of one page over all paged layers."""
+    return spec.token_bytes(itemsize) * page_tokens
+
+
+def pages_for(num_tokens: int, page_tokens: int) -> int:
+    return math.ceil(num_tokens / page_tokens)

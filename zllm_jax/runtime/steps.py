@@ -1,0 +1,152 @@
+"""The functional core: `prefill` and `decode`, pure functions `(params, state, inputs) -> (state, outputs)`.
+
+Both are jit-able by anyone: `cfg` is static, `state` is meant to be donated. Nothing here knows where pages come
+from or who asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from zllm_jax.config import ModelConfig
+from zllm_jax.runtime.batch import Batch, chunk_batch
+from zllm_jax.runtime.layers import logits_of
+from zllm_jax.runtime.models import architecture
+from zllm_jax.runtime.sampling import Sampled, SamplingParams, no_sample, sample
+from zllm_jax.runtime.state import History, State
+
+Params = Mapping[str, Any]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PrefillInputs:
+    """One chunk of one sequence: `count` of `tokens` i32[T] are real and stand at `start`.
+
+    table i32[M], ring i32, slot i32; sampling: one row; last: sample a token after this chunk.
+    """
+
+    tokens: jax.Array
+    start: jax.Array
+    count: jax.Array
+    table: jax.Array
+    ring: jax.Array
+    slot: jax.Array
+    sampling: SamplingParams
+    last: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DecodeInputs:
+    """B rows, each with the token to feed and its position. A row with budget 0 is idle.
+
+    tokens, positions, rings, slots, budget: i32[B]; table: i32[B, M]; stop_ids: i32[B, E], -1 where unused;
+    steps: i32, at most the compiled number of steps.
+    """
+
+    tokens: jax.Array
+    positions: jax.Array
+    table: jax.Array
+    rings: jax.Array
+    slots: jax.Array
+    budget: jax.Array
+    stop_ids: jax.Array
+    sampling: SamplingParams
+    steps: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Decoded:
+    """What n steps drew: `sampled` arrays with a leading step axis, and how many tokens each row emitted, i32[B]."""
+
+    sampled: Sampled
+    emitted: jax.Array
+
+
+def logits(params: Params, hidden: jax.Array) -> jax.Array:
+    """Hidden [B, D] -> f32[B, V]."""
+    return logits_of(hidden, params["head"] if "head" in params else params["embed"])
+
+
+def prefill(params: Params, state: State, inputs: PrefillInputs, *, cfg: ModelConfig) -> tuple[State, Sampled]:
+    """Write one chunk's rows into the state; after the last chunk, draw the first token."""
+    batch = chunk_batch(inputs.tokens, inputs.start, inputs.count, inputs.table, inputs.ring)
+    hidden, layers = architecture(cfg).forward(params, state.layers, batch, cfg)
+    row = jax.lax.dynamic_index_in_dim(hidden[0], inputs.count - 1, axis=0)  # [1, D]
+    slots = inputs.slot[None]
+
+    def draw(row: jax.Array) -> Sampled:
+        position = (inputs.start + inputs.count)[None]
+        return sample(logits(params, row), inputs.sampling, state.history, slots, position)
+
+    sampled = jax.lax.cond(inputs.last, draw, lambda row: no_sample(1, cfg.vocab_size), row)
+    history = _count(state.history, slots, sampled.ids, inputs.last[None])
+    return State(layers, history), sampled
+
+
+def prefill_logits(
+    params: Params, state: State, inputs: PrefillInputs, *, cfg: ModelConfig
+) -> tuple[State, jax.Array]:
+    """As `prefill`, but returns the logits of every position of the chunk, f32[T, V] (for scoring and tests)."""
+    batch = chunk_batch(inputs.tokens, inputs.start, inputs.count, inputs.table, inputs.ring)
+    hidden, layers = architecture(cfg).forward(params, state.layers, batch, cfg)
+    return State(layers, state.history), logits(params, hidden[0])
+
+
+def decode(
+    params: Params, state: State, inputs: DecodeInputs, *, cfg: ModelConfig, max_steps: int
+) -> tuple[State, Decoded]:
+    """Up to `inputs.steps` steps without leaving the device; stops early when every row has finished.
+
+    A row finishes after drawing one of its stop ids or when its budget is used. The last token that a row draws is
+    not fed: the state holds the rows of all tokens before it.
+    """
+    B = inputs.tokens.shape[0]
+    forward = architecture(cfg).forward
+    empty = no_sample(B, cfg.vocab_size)
+    room = jax.tree.map(lambda x: jnp.zeros((max_steps, *x.shape), x.dtype), empty)
+
+    def alive(carry: tuple[Any, ...]) -> jax.Array:
+        step, _, _, left, _ = carry
+        return (step < inputs.steps) & jnp.any(left > 0)
+
+    def body(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        step, state, (tokens, positions), left, out = carry
+        live = left > 0
+        batch = Batch(tokens[:, None], positions[:, None], live[:, None], inputs.table, inputs.rings)
+        hidden, layers = forward(params, state.layers, batch, cfg)
+        sampled = sample(
+            logits(params, hidden[:, 0]), inputs.sampling, state.history, inputs.slots, positions + 1
+        )
+        state = State(layers, _count(state.history, inputs.slots, sampled.ids, live))
+        out = jax.tree.map(lambda room, new: room.at[step].set(new), out, sampled)
+        stopped = jnp.any(sampled.ids[:, None] == inputs.stop_ids, axis=1)
+        fed = (jnp.where(live, sampled.ids, tokens), positions + live.astype(jnp.int32))
+        return step + 1, state, fed, jnp.where(stopped, 0, left - live.astype(jnp.int32)), out
+
+    start = (jnp.int32(0), state, (inputs.tokens, inputs.positions), inputs.budget, room)
+    _, state, (_, positions), _, out = jax.lax.while_loop(alive, body, start)
+    return state, Decoded(sampled=out, emitted=positions - inputs.positions)
+
+
+def begin_slot(state: State, slot: jax.Array, tokens: jax.Array) -> State:
+    """Forget what a slot's last sequence left for the penalties and note the new prompt: tokens i32[S], -1 padded."""
+    seen = state.history.prompt_seen
+    vocab = seen.shape[1]
+    row = jnp.zeros(vocab, jnp.bool_).at[jnp.where(tokens < 0, vocab, tokens)].set(True, mode="drop")
+    history = History(
+        prompt_seen=seen.at[slot].set(row), output_counts=state.history.output_counts.at[slot].set(0)
+    )
+    return replace(state, history=history)
+
+
+def _count(history: History, slots: jax.Array, ids: jax.Array, live: jax.Array) -> History:
+    slots = jnp.where(live, slots, history.output_counts.shape[0])
+    return replace(history, output_counts=history.output_counts.at[slots, ids].add(1, mode="drop"))
