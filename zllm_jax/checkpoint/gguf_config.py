@@ -15,6 +15,11 @@ from zllm_jax.errors import BadCheckpoint
 LLAMA_LIKE = ("llama", "qwen2", "qwen3")
 GEMMA = "gemma3"
 GEMMA_PERIOD, GEMMA_WINDOW, GEMMA_LOCAL_THETA = 6, 512, 10_000.0
+_UNSUPPORTED = {
+    "expert_count": "a mixture of experts",
+    "attn_logit_softcapping": "soft-capped attention",
+    "final_logit_softcapping": "soft-capped logits",
+}
 _LLAMA3_CONTEXT = 8192  # of the pre-training of every model with such factors
 _GEMMA_27B_LAYERS = 62
 
@@ -28,13 +33,10 @@ def gguf_config(where: str, header: GgufHeader) -> ModelConfig:
     prefix = f"{arch}."
     own = {key.removeprefix(prefix): value for key, value in header.metadata.items() if key.startswith(prefix)}
     fields = Fields(where, own, {})
-    for key, feature in (
-        ("expert_count", "a mixture of experts"),
-        ("attn_logit_softcapping", "soft-capped attention"),
-        ("final_logit_softcapping", "soft-capped logits"),
-        ("attention.causal", "attention that is not causal") if own.get("attention.causal") is False else ("", ""),
-    ):
+    for key, feature in _UNSUPPORTED.items():
         fields.refuse(key, feature)
+    if not fields.flag("attention.causal", True):
+        raise fields.bad("attention.causal", "must be true: only causal attention is supported")
     num_layers = fields.layers("block_count")
     num_heads = fields.integer("attention.head_count")
     embed_dim = fields.integer("embedding_length")
@@ -83,14 +85,12 @@ def _gemma(fields: Fields, numbers: dict[str, Any]) -> dict[str, Any]:
             raise fields.bad("attention.sliding_window_pattern", f"must have one entry for each of {num_layers} layers")
     else:
         local = repeating_local_layers(num_layers, fields.integer("attention.sliding_window_pattern", GEMMA_PERIOD))
-    default_scale = (
-        numbers["embed_dim"] / numbers["num_heads"] if num_layers == _GEMMA_27B_LAYERS else head_dim
-    ) ** -0.5
+    scaled_dim = numbers["embed_dim"] / numbers["num_heads"] if num_layers == _GEMMA_27B_LAYERS else head_dim
     return {
         "window": fields.integer("attention.sliding_window", GEMMA_WINDOW),
         "local_layers": local,
         "local_rope": RopeConfig(theta=fields.number("rope.freq_base_swa", GEMMA_LOCAL_THETA)),
-        "query_scale": fields.number("attention.scale", default_scale),
+        "query_scale": fields.number("attention.scale", scaled_dim**-0.5),
     }
 
 

@@ -20,7 +20,7 @@ from zllm_jax.checkpoint.encodings import BY_GGML_ID, Extent
 from zllm_jax.errors import BadCheckpoint
 
 MAGIC = b"GGUF"
-_NUMBERS = {  # GGUF's value types
+_NUMBERS: dict[int, np.dtype[Any]] = {  # GGUF's value types
     0: np.dtype("u1"),
     1: np.dtype("i1"),
     2: np.dtype("<u2"),
@@ -146,7 +146,7 @@ class _Parser:
     def texts(self, count: int, what: str) -> list[str]:
         """`count` strings. Written for speed: vocabularies have hundreds of thousands."""
         data, size, position = self.data, self.size, self.pos
-        unpack: Callable[[Any, int], tuple[int]] = struct.Struct("<Q").unpack_from  # type: ignore[assignment]
+        unpack: Callable[[Any, int], tuple[int]] = struct.Struct("<Q").unpack_from
         values: list[str] = []
         try:
             for _ in range(count):

@@ -123,15 +123,11 @@ def _gemma(fields: Fields, num_layers: int) -> dict[str, Any]:
 
 def _rope_parameters(fields: Fields, layer_type: str, theta_key: str) -> dict[str, Any]:
     """The rope of one kind of layer with its `rope_theta`, from whichever of the two forms the file has."""
-    parameters = fields.get("rope_parameters")
-    if parameters is None:
-        parameters = {"rope_theta": fields.get(theta_key, 10_000.0)} | _object(fields, "rope_scaling")
-    else:
-        parameters = _object(fields, "rope_parameters")
-        if layer_type in parameters:
-            parameters = parameters[layer_type]
-            if not isinstance(parameters, dict):
-                raise fields.bad("rope_parameters", f"must have an object as its {layer_type}")
+    parameters = _object(fields, "rope_parameters") or _object(fields, "rope_scaling")
+    if layer_type in parameters:
+        parameters = parameters[layer_type]
+        if not isinstance(parameters, dict):
+            raise fields.bad("rope_parameters", f"must have an object as its {layer_type}")
     return {"rope_theta": fields.get(theta_key, 10_000.0)} | parameters
 
 

@@ -100,14 +100,13 @@ def _tensors(folder: Path) -> tuple[dict[str, Extent], list[Path]]:
 
 
 def _stored_names(folder: Path, config: ModelConfig, tensors: Mapping[str, Extent]) -> Callable[[str], str]:
-    embeddings = [prefix for prefix in _PREFIXES if f"{prefix}embed_tokens.weight" in tensors]
+    embeddings = [name for prefix in _PREFIXES if (name := f"{prefix}embed_tokens.weight") in tensors]
     if len(embeddings) != 1:
-        raise BadCheckpoint(
-            f"{folder}: exactly one embed_tokens.weight is needed, found {len(embeddings)}", tensor="embed"
-        )
-    prefix = embeddings[0]
+        found = ", ".join(embeddings) or "none"
+        raise BadCheckpoint(f"{folder}: one embed_tokens.weight is needed, found {found}", tensor="embed_tokens.weight")
+    prefix = embeddings[0].removesuffix("embed_tokens.weight")
     layers = _GEMMA_LAYER if config.arch == "gemma3" else _LAYER
-    head = next((name for name in ("language_model.lm_head.weight",) if name in tensors), "lm_head.weight")
+    head = next((name for name in tensors if name.endswith("lm_head.weight")), "lm_head.weight")
     top = {"embed": f"{prefix}embed_tokens.weight", "final_norm": f"{prefix}norm.weight", "head": head}
 
     def stored(name: str) -> str:

@@ -12,7 +12,7 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     `wk`, `wv [D, K*H]`, `wo [N*H, D]`, biases `bq`, `bk`, `bv`, `bo`, `q_norm`, `k_norm [H]`, `ffn_norm [D]`,
     `w_gate`, `w_up [D, F]`, `w_down [F, D]`, and for Gemma `post_attn_norm`, `post_ffn_norm [D]`.
     """
-    shapes = {"embed": (config.vocab_size, config.embed_dim)}
+    shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, config.embed_dim)}
     layer = _layer_shapes(config)
     for index in range(config.num_layers):
         shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}

@@ -43,7 +43,8 @@ def _extent(path: Path, name: str, entry: Any, data: int, size: int) -> Extent:
 
     if not isinstance(entry, dict):
         raise bad("has no description")
-    shape, offsets = entry.get("shape"), entry.get("data_offsets")
+    shape: Any = entry.get("shape")
+    offsets: Any = entry.get("data_offsets")
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
         raise bad(f"has shape {shape!r} and data_offsets {offsets!r}; both must be lists of sizes")
     encoding = ENCODINGS.get(str(entry.get("dtype")))

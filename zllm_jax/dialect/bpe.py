@@ -113,7 +113,7 @@ def _steps(decoder: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
 def _strips(step: Mapping[str, Any]) -> bool:
     if step["type"] == "Strip":
         return bool(step["content"] == " " and step["start"])
-    return step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never"
+    return bool(step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")
 
 
 def _setting(library: Library, files: TokenizerFiles, key: str, default: int | None) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import Any, NoReturn
@@ -56,7 +56,9 @@ class ChatTemplate:
         try:
             return template.render(given | names)
         except TemplateError as error:
-            raise InvalidRequest(f"the chat template refuses the messages: {error.message}", param="messages") from error
+            raise InvalidRequest(
+                f"the chat template refuses the messages: {error.message}", param="messages"
+            ) from error
         except Exception as error:  # the template's code ran on the caller's values: anything may come out of it
             reason = f"{type(error).__name__}: {error}"
             raise InvalidRequest(f"the chat template fails on the messages: {reason}", param="messages") from error
@@ -102,6 +104,6 @@ class _Generation(Extension):
 
     tags = {"generation"}  # noqa: RUF012  (Jinja's own declaration)
 
-    def parse(self, parser: Parser) -> Iterable[nodes.Node] | nodes.Node:
+    def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Detokenizer:
     """Turns a growing row of ids into text; the pieces joined equal `decode` of the whole row.
 
-    A character whose bytes are spread over several tokens comes with its last one: 👋 as three tokens gives "", "", "👋".
+    A character whose bytes are spread over several tokens comes with its last one: 👋 in three gives "", "", "👋".
     continuing: the ids follow on a prompt, so that the first space belongs to the text.
     """
 

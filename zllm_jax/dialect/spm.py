@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from typing import Any
 
 import sentencepiece
 
@@ -145,23 +146,24 @@ def _processor(proto: bytes) -> sentencepiece.SentencePieceProcessor:
         raise BadTokenizer(f"SentencePiece refuses the model: {error}") from error
 
 
-def _adds_space(proto: bytes) -> bool:
+def _messages() -> Any:
+    """SentencePiece's protobuf classes, which are made at import and so unknown to a type checker."""
     from sentencepiece import sentencepiece_model_pb2
 
-    return bool(sentencepiece_model_pb2.ModelProto.FromString(proto).normalizer_spec.add_dummy_prefix)
+    return sentencepiece_model_pb2
+
+
+def _adds_space(proto: bytes) -> bool:
+    return bool(_messages().ModelProto.FromString(proto).normalizer_spec.add_dummy_prefix)
 
 
 def _model_proto(vocabulary: Vocabulary) -> bytes:
-    """The SentencePiece model that a GGUF was made from, as far as its pieces tell: BPE by score, bytes for the rest."""
-    from sentencepiece import sentencepiece_model_pb2
-
+    """The SentencePiece model that a GGUF was made from, as far as its pieces tell: BPE by score, then bytes."""
     if len(vocabulary.scores) != len(vocabulary.tokens):
         raise BadTokenizer(f"{len(vocabulary.scores)} scores for {len(vocabulary.tokens)} pieces: one each is needed")
-    model = sentencepiece_model_pb2.ModelProto()
+    model = _messages().ModelProto()
     add = model.pieces.add
-    for id, (piece, score, kind) in enumerate(
-        zip(vocabulary.tokens, vocabulary.scores, vocabulary.types, strict=True)
-    ):
+    for id, (piece, score, kind) in enumerate(zip(vocabulary.tokens, vocabulary.scores, vocabulary.types, strict=True)):
         if id == vocabulary.unknown_id:
             kind = _UNKNOWN
         elif kind == _USER_DEFINED:
