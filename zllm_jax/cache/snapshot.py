@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 Layout = tuple[DTypeLike, tuple[int | None, ...]]
 _ID = re.compile(r"[0-9a-f]{32}")
+_KEY = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,26 @@ class Snapshot:
     bytes_read: int
 
 
+def namespace_key(namespace: str) -> str:
+    """The folder name of a namespace. A key stays itself, so that a store can be opened from what `keys_below` lists."""
+    return namespace if _KEY.fullmatch(namespace) else hashlib.sha256(namespace.encode()).hexdigest()[:32]
+
+
+def keys_below(root: str | Path) -> list[str]:
+    """The keys of the namespaces in a folder of snapshots. Raises StoreUnavailable when it cannot be listed."""
+    try:
+        return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and _KEY.fullmatch(entry.name))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StoreUnavailable(f"{root} cannot be listed ({error.strerror}): give a folder of snapshots") from error
+
+
 class SnapshotStore:
     """Snapshots of one namespace below `root`.
 
     root: a folder, or a URL that TensorStore opens as a kvstore (`memory://`, `s3://bucket/path`).
-    namespace: the identity of the states (weights, layout, dtype, tenant); others are never seen.
+    namespace: the identity of the states (weights, layout, dtype, tenant), or its key; others are never seen.
     chunk_tokens: tokens a chunk file of an array with a token axis.
     max_bytes: quota; the least recently used snapshots make room. codec: of new snapshots; all are read.
     grace_s: how old an entry without a manifest must be to count as left by a crash rather than being written.
@@ -88,7 +104,7 @@ class SnapshotStore:
         if codec not in CODECS:
             raise ValueError(f"codec is {codec!r}, must be one of {', '.join(CODECS)}")
         self.namespace = namespace
-        self._key = hashlib.sha256(namespace.encode()).hexdigest()[:32]
+        self._key = namespace_key(namespace)
         self._files = open_files(root, self._key)
         self._chunk_tokens = chunk_tokens
         self._max_bytes = max_bytes
