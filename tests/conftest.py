@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from zllm_jax.config import zllm_home as default_home
+from zllm_jax.errors import DownloadFailed
+
 # Set before anything imports jax, and inherited by the processes that tests start.
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(default_home() / "compilations"))
 os.environ["JAX_PLATFORMS"] = os.environ.get("ZLLM_TEST_PLATFORM", "cpu")
 
 REPO = Path(__file__).resolve().parent.parent
@@ -37,3 +41,24 @@ def zllm_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home.mkdir()
     monkeypatch.setenv("ZLLM_HOME", str(home))
     return home
+
+
+def pulled(name: str) -> Path:
+    from zllm_jax.checkpoint import pull
+
+    try:
+        return pull(name)
+    except DownloadFailed as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The weights of SmolLM2-135M-Instruct, fetched if missing; skips where they can't be."""
+    return pulled("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """The weights of Gemma 3 270M, fetched if missing; skips where they can't be."""
+    return pulled("gemma3-270m")
