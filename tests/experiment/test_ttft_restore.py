@@ -17,7 +17,12 @@ from zllm_jax.experiment.ttft_show import break_even, missed_targets, seconds
 from zllm_jax.values import Envelope, Status, Tier, TokenLogprob
 
 Run = Callable[..., tuple[Any, Any]]
-SMALL = ("settings.prompt_tokens=[40, 400]", "settings.ceiling_bytes=65536", "settings.parts_slack_s=0.05")
+SMALL = (
+    "settings.prompt_tokens=[40, 400]",
+    "settings.disk_bytes=65536",
+    "settings.copy_bytes=65536",
+    "settings.parts_slack_s=0.05",
+)
 MODES = {"cold", "resident", "disk_warm", "disk_cold"}
 
 

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from zllm_jax.cache import manifest as format_
-from zllm_jax.cache.manifest import CODECS, MANIFEST_FILE, TOKENS_FILE, BadManifest, Codec, Manifest
+from zllm_jax.cache.manifest import CODECS, MANIFEST_FILE, TOKENS, BadManifest, Codec, Manifest
 from zllm_jax.cache.snapshot_chunks import StateArray, check_arrays, part_dirs, read_arrays, write_arrays
 from zllm_jax.cache.snapshot_files import open_files, open_regular
 from zllm_jax.errors import CacheError, CorruptSnapshot, StoreUnavailable
@@ -61,7 +60,7 @@ class Snapshot:
 
 
 def namespace_key(namespace: str) -> str:
-    """The folder name of a namespace. A key stays itself, so that a store can be opened from what `keys_below` lists."""
+    """The folder name of a namespace. A key stays itself, so that what `keys_below` lists opens a store."""
     return namespace if _KEY.fullmatch(namespace) else hashlib.sha256(namespace.encode()).hexdigest()[:32]
 
 
@@ -156,7 +155,7 @@ class SnapshotStore:
         with self._lock:
             self._writing.add(id)
         try:
-            manifest, manifest_bytes = self._write(id, ids, arrays, dict(meta or {}))
+            manifest, manifest_bytes = self._write(id, {TOKENS: StateArray(ids, None), **arrays}, dict(meta or {}))
         except BaseException:
             self._discard(id)
             raise
@@ -177,8 +176,8 @@ class SnapshotStore:
         manifest, info = self._open(id)
         if expect is not None:
             self._compare(manifest, expect)
-        tokens = self._tokens(manifest)
         arrays = read_arrays(self._files, manifest)
+        tokens = arrays.pop(TOKENS)
         self._files.mark_used(id)
         info = replace(info, last_used_s=time.time())
         with self._lock:
@@ -188,12 +187,12 @@ class SnapshotStore:
 
     def tokens(self, id: str) -> NDArray[np.int32]:
         """The verified token ids i32[S] of a snapshot, without its arrays. Raises as `load` does."""
-        return self._tokens(self._open(id)[0])
+        manifest, _ = self._open(id)
+        return read_arrays(self._files, manifest, [manifest.tokens])[TOKENS]
 
     def verify(self, id: str) -> None:
         """Read and check everything. Raises as `load` does."""
         manifest, _ = self._open(id)
-        self._tokens(manifest)
         read_arrays(self._files, manifest)
 
     def delete(self, id: str) -> None:
@@ -219,15 +218,11 @@ class SnapshotStore:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         return True
 
-    def _write(
-        self, id: str, tokens: NDArray[np.int32], arrays: Mapping[str, StateArray], meta: Mapping[str, Any]
-    ) -> tuple[Manifest, int]:
+    def _write(self, id: str, arrays: Mapping[str, StateArray], meta: Mapping[str, Any]) -> tuple[Manifest, int]:
         manifest = Manifest(
             id=id,
             namespace=self._key,
             created_s=time.time(),
-            num_tokens=len(tokens),
-            tokens_digest=xxhash.xxh3_128_hexdigest(tokens.tobytes()),
             codec=self._codec,
             chunk_tokens=self._chunk_tokens,
             arrays=(),
@@ -236,8 +231,6 @@ class SnapshotStore:
         manifest.encode()  # a meta that is not JSON fails before anything is written
         self._files.prepare(id, part_dirs(arrays, self._chunk_tokens))
         entries = write_arrays(self._files, id, arrays, self._codec, self._chunk_tokens)
-        self._files.write(f"{id}/{TOKENS_FILE}", tokens.tobytes())
-        self._files.settle(id)
         manifest = replace(manifest, arrays=entries)
         return manifest, self._files.write(f"{id}/{MANIFEST_FILE}", manifest.encode())
 
@@ -273,16 +266,8 @@ class SnapshotStore:
             meta=manifest.meta,
         )
 
-    def _tokens(self, manifest: Manifest) -> NDArray[np.int32]:
-        path = f"{manifest.id}/{TOKENS_FILE}"
-        data = self._files.read(path, manifest.num_tokens * format_.TOKEN_BYTES)
-        if xxhash.xxh3_128_hexdigest(data) != manifest.tokens_digest:
-            where = f"{self.where}/{path}"
-            raise CorruptSnapshot(f"{where}: the checksum does not match the manifest", path=where)
-        return np.frombuffer(data, dtype="<i4").astype(np.int32)
-
     def _compare(self, manifest: Manifest, expect: Mapping[str, Layout]) -> None:
-        found = {array.name: (array.dtype, array.layout) for array in manifest.arrays}
+        found = {array.name: (array.dtype, array.layout) for array in manifest.arrays[1:]}
         wanted = {name: (np.dtype(dtype), tuple(shape)) for name, (dtype, shape) in expect.items()}
         if found != wanted:
             name = min(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))

@@ -8,7 +8,7 @@ from typing import Any
 
 from zllm_jax.cli.output import add_json, print_json, print_table, size
 
-RATES = {
+RATES: dict[str, tuple[str, float, str]] = {
     "copy_bytes_s": ("memory copy", 1e9, "GB/s"),
     "read_bytes_s": ("memory read by one reduction", 1e9, "GB/s"),
     "matrix_float32_flop_s": ("matrix product, float32", 1e9, "GFLOP/s"),
@@ -39,9 +39,8 @@ def _doctor(args: argparse.Namespace) -> int:
         return 0 if found.ok else 1
     versions = {**found.environment, **found.libraries}
     print_table(("environment", ""), [(name, _words(value)) for name, value in versions.items()])
-    print_table(
-        ("rate, measured now", ""), [(words, _rate(found.rates[key], *unit)) for key, (words, *unit) in RATES.items()]
-    )
+    rates = [(words, _rate(found.rates[key], scale, unit)) for key, (words, scale, unit) in RATES.items()]
+    print_table(("rate, measured now", ""), rates)
     print_table(
         ("folder", "path", "free", "state"),
         [(f.use, f.path, size(f.free_bytes), f.problem or "writable") for f in found.folders],

@@ -24,14 +24,15 @@ def print_json(data: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
-    """An aligned table on stdout; the first column left, the others right."""
+    """An aligned table on stdout: columns of numbers to the right, others to the left."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place else "left")
+        numbers = all(row[place][:1] in "0123456789-<>" for row in rows)
+        table.add_column(column, justify="right" if numbers else "left")
     for row in rows:
         table.add_row(*row)
     Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False, markup=False).print(table)
