@@ -25,10 +25,9 @@ MAX_TOKENS = 1 << 24
 MAX_ELEMENTS = 1 << 40
 MAX_CHUNK_BYTES = 64 << 20
 PLAIN_CHUNK_BYTES = 8 << 20  # of an array without a token axis
-TOKEN_BYTES = 4
 
 MANIFEST_FILE = "manifest"
-TOKENS_FILE = "tokens"
+TOKENS = "tokens"  # the array of the token ids
 
 Codec = Literal["raw", "blosc-lz4", "blosc-zstd"]
 CODECS: tuple[Codec, ...] = ("raw", "blosc-lz4", "blosc-zstd")
@@ -130,21 +129,28 @@ class ArrayEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A committed snapshot: it exists once this is on disk, and not before."""
+    """A committed snapshot: it exists once this is on disk, and not before. The first array is the token ids."""
 
     id: str
     namespace: str
     created_s: float
-    num_tokens: int
-    tokens_digest: str
     codec: Codec
     chunk_tokens: int
     arrays: tuple[ArrayEntry, ...]
     meta: Mapping[str, Any]
 
+    @property
+    def tokens(self) -> ArrayEntry:
+        """i32[S]"""
+        return self.arrays[0]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.tokens.shape[0]
+
     def files(self) -> dict[str, int]:
         """Path below the snapshot's folder -> size in bytes, of every file but the manifest."""
-        sizes = {TOKENS_FILE: self.num_tokens * TOKEN_BYTES}
+        sizes = {}
         for array in self.arrays:
             for span, chunk in zip(array.grid(self.chunk_tokens).spans(), array.chunks, strict=True):
                 sizes[chunk_path(array.name, span)] = chunk.nbytes
@@ -156,8 +162,6 @@ class Manifest:
             "id": self.id,
             "namespace": self.namespace,
             "created_s": self.created_s,
-            "num_tokens": self.num_tokens,
-            "tokens_digest": self.tokens_digest,
             "codec": self.codec,
             "chunk_tokens": self.chunk_tokens,
             "arrays": [
@@ -214,7 +218,6 @@ def parse(text: bytes) -> Manifest:
 
 def _manifest(value: Any) -> Manifest:
     fields = _fields(value, "manifest", Manifest.__dataclass_fields__)
-    num_tokens = _integer(fields["num_tokens"], "num_tokens", 1, MAX_TOKENS)
     codec = fields["codec"]
     if codec not in CODECS:
         raise BadManifest(f"codec is {codec!r}, must be one of {', '.join(CODECS)}")
@@ -222,7 +225,12 @@ def _manifest(value: Any) -> Manifest:
     items = fields["arrays"]
     if not isinstance(items, list):
         raise BadManifest("arrays is not a list")
-    arrays = tuple(_array(item, num_tokens, chunk_tokens, codec) for item in items)
+    arrays = tuple(_array(item, chunk_tokens, codec) for item in items)
+    if not arrays or not _is_tokens(arrays[0]):
+        raise BadManifest(f"the first array must be {TOKENS}, i32[S] with S at most {MAX_TOKENS}")
+    for array in arrays:
+        if array.token_axis is not None and array.shape[array.token_axis] != arrays[0].shape[0]:
+            raise BadManifest(f"{array.name}: axis {array.token_axis} of {array.shape} is not the tokens")
     if len({array.name for array in arrays}) != len(arrays):
         raise BadManifest("two arrays have the same name")
     created_s = fields["created_s"]
@@ -234,8 +242,6 @@ def _manifest(value: Any) -> Manifest:
         id=_text(fields["id"], "id"),
         namespace=_text(fields["namespace"], "namespace"),
         created_s=created_s,
-        num_tokens=num_tokens,
-        tokens_digest=_digest(fields["tokens_digest"]),
         codec=cast(Codec, codec),
         chunk_tokens=chunk_tokens,
         arrays=arrays,
@@ -243,7 +249,12 @@ def _manifest(value: Any) -> Manifest:
     )
 
 
-def _array(value: Any, num_tokens: int, chunk_tokens: int, codec: str) -> ArrayEntry:
+def _is_tokens(array: ArrayEntry) -> bool:
+    ids = array.name == TOKENS and array.dtype == np.int32 and array.token_axis is None and len(array.shape) == 1
+    return ids and array.shape[0] <= MAX_TOKENS
+
+
+def _array(value: Any, chunk_tokens: int, codec: str) -> ArrayEntry:
     fields = _fields(value, "array", ArrayEntry.__dataclass_fields__)
     name = _text(fields["name"], "name")
     if not valid_name(name):
@@ -259,8 +270,6 @@ def _array(value: Any, num_tokens: int, chunk_tokens: int, codec: str) -> ArrayE
     axis = fields["token_axis"]
     if axis is not None:
         axis = _integer(axis, f"{name}: token_axis", 0, len(shape) - 1)
-        if shape[axis] != num_tokens:
-            raise BadManifest(f"{name}: axis {axis} of {shape} is not the {num_tokens} tokens")
     grid = Grid.of(shape, dtype.itemsize, axis, chunk_tokens)
     items = fields["chunks"]
     if not isinstance(items, list) or len(items) != len(grid):

@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def measure(
         timed("plain_write", lambda: _write_plain(plain, arrays))
         info = timed("save", lambda: store.save(tokens, arrays))
         timed("plain_read", lambda: _read_plain(plain, total))
-        snapshot = timed("load", lambda: store.load(info.id))
+        snapshot = timed("load", partial(store.load, info.id))
         if turn == 0:
             for name, array in arrays.items():
                 if snapshot.arrays[name].tobytes() != array.value.tobytes():
@@ -87,14 +88,14 @@ def measure(
 def _write_plain(path: Path, arrays: Mapping[str, StateArray]) -> None:
     with open(path, "wb", buffering=0) as file:
         for array in arrays.values():
-            rest = memoryview(array.value).cast("B")
+            rest = memoryview(array.value.data).cast("B")
             while rest:
                 rest = rest[file.write(rest) :]
         os.fsync(file.fileno())
 
 
 def _read_plain(path: Path, nbytes: int) -> None:
-    target = memoryview(np.empty(nbytes, np.uint8))
+    target = np.empty(nbytes, np.uint8).data
     with open(path, "rb", buffering=0) as file:
         while target:
             target = target[file.readinto(target) :]

@@ -8,7 +8,8 @@ Digests are taken of the rows as they lie in the caller's arrays, so a check cov
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from zllm_jax.cache.manifest import (
+    TOKENS,
     ArrayEntry,
     Chunk,
     Codec,
@@ -36,6 +38,7 @@ from zllm_jax.errors import CorruptSnapshot
 Rows = NDArray[np.uint8]  # u8[lead, rows, width]
 
 READERS = 4
+IN_FLIGHT_BYTES = 64 << 20  # copies that TensorStore holds while it writes
 IOV_MAX = 1024
 BLOSC_HEADER_BYTES = 16
 
@@ -55,6 +58,8 @@ def check_arrays(arrays: Mapping[str, StateArray], num_tokens: int) -> None:
     """Raises ValueError for an array that a snapshot cannot hold."""
     for name, array in arrays.items():
         value, axis = array.value, array.token_axis
+        if name == TOKENS:
+            raise ValueError(f"array name {name!r} is taken: the store keeps the token ids under it")
         if not valid_name(name):
             raise ValueError(f"array name {name!r}: letters, digits, '.', '_' and '-' only, at most 64, no '.' first")
         if dtypes().get(value.dtype.name) != value.dtype:
@@ -77,22 +82,25 @@ def write_arrays(
 ) -> tuple[ArrayEntry, ...]:
     """Write every chunk; return when all are on disk. Raises StoreUnavailable, and then no write goes on behind."""
     views = {name: _view(array, chunk_tokens) for name, array in arrays.items()}
-    writes: list[ts.WriteFutures] = []  # one a chunk: a future of several would fail before the others are done
+    digests: dict[str, list[str]] = {name: [] for name in arrays}
+    pending: deque[tuple[int, ts.WriteFutures]] = deque()  # one a chunk: one of several fails before all are done
+    in_flight_bytes = 0
     try:
         with store_errors("write", f"{files.where}/{id}"):
             for name, (grid, rows) in views.items():
                 for span, store in _stores(files, f"{id}/{name}", grid, codec, arrays[name].value.dtype.itemsize):
                     source = rows[:, span.start : span.stop]
-                    writes.append(store.write(source, can_reference_source_data_indefinitely=True))
-        digests = {  # taken while TensorStore writes
-            name: [digest(rows[:, span.start : span.stop]) for span in grid.spans()]
-            for name, (grid, rows) in views.items()
-        }
-        with store_errors("write", f"{files.where}/{id}"):
-            for write in writes:
+                    pending.append((source.nbytes, store.write(source, can_reference_source_data_indefinitely=True)))
+                    in_flight_bytes += source.nbytes
+                    digests[name].append(digest(source))
+                    while in_flight_bytes > IN_FLIGHT_BYTES:
+                        pending[0][1].result()
+                        in_flight_bytes -= pending.popleft()[0]
+            files.settle(id)
+            for _, write in pending:
                 write.result()
     finally:
-        for write in writes:
+        for _, write in pending:
             write.commit.exception()
 
     def entry(name: str, array: StateArray) -> ArrayEntry:
@@ -107,58 +115,82 @@ def write_arrays(
     return tuple(entry(name, array) for name, array in arrays.items())
 
 
-def read_arrays(files: Files, manifest: Manifest) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
-    """Every array of a snapshot whose manifest and file sizes were checked, each chunk verified.
+def read_arrays(
+    files: Files, manifest: Manifest, entries: Sequence[ArrayEntry] | None = None
+) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+    """Some or all arrays of a snapshot whose manifest and file sizes were checked, each chunk verified.
 
     Raises CorruptSnapshot for the first chunk that is missing, truncated or not what was saved.
     """
     where = f"{files.where}/{manifest.id}"
+    entries = manifest.arrays if entries is None else entries
     with store_errors("load", where):
-        arrays = {entry.name: np.empty(entry.shape, entry.dtype) for entry in manifest.arrays}
-    read = _read_direct if files.local is not None and manifest.codec == "raw" else _read_tensorstore
-    read(files, manifest, [as_rows(array, _grid(manifest, entry)) for array, entry in _pairs(arrays, manifest)])
+        arrays = {entry.name: np.empty(entry.shape, entry.dtype) for entry in entries}
+    jobs = [job for entry in entries for job in _jobs(manifest, entry, arrays[entry.name])]
+    if files.local is not None and manifest.codec == "raw":
+        _read_direct(files, jobs)
+    else:
+        _read_tensorstore(files, manifest, entries, jobs)
     return arrays
 
 
-def _read_direct(files: Files, manifest: Manifest, rows: list[Rows]) -> None:
-    def fill(job: tuple[str, Chunk, Rows]) -> None:
-        path, chunk, target = job
-        where = f"{files.where}/{path}"
+@dataclass(frozen=True)
+class _Job:
+    """A chunk to read: from `path`, into `rows`."""
+
+    path: str
+    chunk: Chunk
+    rows: Rows
+
+
+def _jobs(manifest: Manifest, entry: ArrayEntry, array: np.ndarray[Any, np.dtype[Any]]) -> Iterator[_Job]:
+    grid = entry.grid(manifest.chunk_tokens)
+    rows = as_rows(array, grid)
+    for span, chunk in zip(grid.spans(), entry.chunks, strict=True):
+        yield _Job(f"{manifest.id}/{chunk_path(entry.name, span)}", chunk, rows[:, span.start : span.stop])
+
+
+def _read_direct(files: Files, jobs: Sequence[_Job]) -> None:
+    def fill(job: _Job) -> None:
+        where = f"{files.where}/{job.path}"
         with store_errors("read", where, reading=True), open_regular(where) as descriptor:
-            if os.fstat(descriptor).st_size != chunk.nbytes or _scatter(descriptor, target) != chunk.nbytes:
-                raise CorruptSnapshot(f"{where} does not have {chunk.nbytes} bytes", path=where)
-        _check(target, chunk, where)
+            nbytes = job.chunk.nbytes
+            if os.fstat(descriptor).st_size != nbytes or _scatter(descriptor, job.rows) != nbytes:
+                raise CorruptSnapshot(f"{where} does not have {nbytes} bytes", path=where)
+        _check(job, where)
 
     with ThreadPoolExecutor(READERS, "snapshot-read") as pool:
-        for _ in pool.map(fill, list(_jobs(manifest, rows))):
+        for _ in pool.map(fill, jobs):
             pass
 
 
-def _read_tensorstore(files: Files, manifest: Manifest, rows: list[Rows]) -> None:
+def _read_tensorstore(files: Files, manifest: Manifest, entries: Sequence[ArrayEntry], jobs: Sequence[_Job]) -> None:
+    if manifest.codec != "raw" and files.local is not None:
+        for job in jobs:
+            _check_frame(f"{files.where}/{job.path}", job.rows.nbytes)
     stores = [
         store
-        for entry in manifest.arrays
+        for entry in entries
         for _, store in _stores(
-            files, f"{manifest.id}/{entry.name}", _grid(manifest, entry), manifest.codec, entry.dtype.itemsize
+            files,
+            f"{manifest.id}/{entry.name}",
+            entry.grid(manifest.chunk_tokens),
+            manifest.codec,
+            entry.dtype.itemsize,
         )
     ]
-    jobs = list(_jobs(manifest, rows))
-    if manifest.codec != "raw" and files.local is not None:
-        for path, _, target in jobs:
-            _check_frame(f"{files.where}/{path}", target.nbytes)
-    writes = [
-        ts.array(target, copy=False, context=context()).write(store)
-        for store, (_, _, target) in zip(stores, jobs, strict=True)
+    copies = [
+        ts.array(job.rows, copy=False, context=context()).write(store) for store, job in zip(stores, jobs, strict=True)
     ]
     try:
-        for write, (path, chunk, target) in zip(writes, jobs, strict=True):
-            where = f"{files.where}/{path}"
+        for copy, job in zip(copies, jobs, strict=True):
+            where = f"{files.where}/{job.path}"
             with store_errors("read", where, reading=True):
-                write.result()
-            _check(target, chunk, where)
+                copy.result()
+            _check(job, where)
     finally:
-        for write in writes:  # none may write into the arrays once the caller has dropped them
-            write.commit.exception()
+        for copy in copies:  # none may write into the arrays once the caller has dropped them
+            copy.commit.exception()
 
 
 def as_rows(value: np.ndarray[Any, np.dtype[Any]], grid: Grid) -> Rows:
@@ -174,8 +206,8 @@ def digest(rows: Rows) -> str:
     return hasher.hexdigest()
 
 
-def _check(rows: Rows, chunk: Chunk, where: str) -> None:
-    if digest(rows) != chunk.digest:
+def _check(job: _Job, where: str) -> None:
+    if digest(job.rows) != job.chunk.digest:
         raise CorruptSnapshot(f"{where}: the checksum does not match the manifest", path=where)
 
 
@@ -203,25 +235,6 @@ def _view(array: StateArray, chunk_tokens: int) -> tuple[Grid, Rows]:
 
 def _grid_of(array: StateArray, chunk_tokens: int) -> Grid:
     return Grid.of(array.value.shape, array.value.dtype.itemsize, array.token_axis, chunk_tokens)
-
-
-def _grid(manifest: Manifest, entry: ArrayEntry) -> Grid:
-    return entry.grid(manifest.chunk_tokens)
-
-
-def _pairs(
-    arrays: Mapping[str, np.ndarray[Any, np.dtype[Any]]], manifest: Manifest
-) -> Iterator[tuple[np.ndarray[Any, np.dtype[Any]], ArrayEntry]]:
-    for entry in manifest.arrays:
-        yield arrays[entry.name], entry
-
-
-def _jobs(manifest: Manifest, rows: list[Rows]) -> Iterator[tuple[str, Chunk, Rows]]:
-    """Path, chunk and destination of every chunk."""
-    for entry, target in zip(manifest.arrays, rows, strict=True):
-        for span, chunk in zip(_grid(manifest, entry).spans(), entry.chunks, strict=True):
-            path = f"{manifest.id}/{chunk_path(entry.name, span)}"
-            yield path, chunk, target[:, span.start : span.stop]
 
 
 def _stores(
