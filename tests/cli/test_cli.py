@@ -92,7 +92,7 @@ def test_help_teaches_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     text = capsys.readouterr().out
     for command in ("models", "pull", "convert", "generate", "serve", "experiment", "cache", "doctor"):
-        assert re.search(rf"^ +{command} +\w", text, re.MULTILINE)
+        assert re.search(rf"^ +{command}\s+\w", text, re.MULTILINE)
         assert run(command, "--help") == 0
     assert capsys.readouterr().out.count("zllm ") > 20
 
@@ -372,3 +372,30 @@ def test_tables_align_numbers_right_and_words_left(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("value, text", [(0, "0 B"), (999, "999 B"), (98_362_432, "98.4 MB"), (5e12, "5000.0 GB")])
 def test_sizes(value: float, text: str) -> None:
     assert size(value) == text
+
+
+def test_doctor_prints_all_it_found_and_fails_when_a_folder_is_shut(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from zllm_jax.cli.doctor import RATES
+    from zllm_jax.experiment import doctor
+    from zllm_jax.runtime.kernels import KernelChoice
+
+    found = doctor.Diagnosis(
+        environment={"python": "3.x", "devices": ["cpu:cpu"]},
+        libraries={"numpy": None},
+        kernels=(KernelChoice("sampling", "reference (XLA)", "of the platform"),),
+        folders=(doctor.Folder("models", "somewhere", 2_000_000, None),),
+        rates={**dict.fromkeys(RATES, 2.5e9), "disk_cold_read_bytes_s": None},
+    )
+    monkeypatch.setattr(doctor, "examine", lambda: found)
+    assert run("doctor") == 0
+    text = capsys.readouterr().out
+    for expected in ("cpu:cpu", "not installed", "of the platform", "2.5 GB/s", "not measurable here", "2.0 MB"):
+        assert expected in text
+    shut = dataclasses.replace(found, folders=(doctor.Folder("models", "somewhere", 0, "Permission denied"),))
+    monkeypatch.setattr(doctor, "examine", lambda: shut)
+    assert run("doctor") == 1
+    assert "Permission denied" in capsys.readouterr().out
+    assert run("doctor", "--json") == 1
+    assert json.loads(capsys.readouterr().out)["folders"][0]["problem"] == "Permission denied"

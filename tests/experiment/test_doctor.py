@@ -16,6 +16,8 @@ def test_a_sound_machine(zllm_home: Path) -> None:
     assert found.ok
     assert found.environment["devices"]
     assert found.libraries["numpy"]
+    assert {kernel.operation for kernel in found.kernels} == {"paged attention", "sampling"}
+    assert all(found.environment["devices"][0].split(":")[0] in kernel.reason for kernel in found.kernels)
     assert {folder.use for folder in found.folders} == {"models", "snapshots"}
     rates = {name: rate for name, rate in found.rates.items() if name != "disk_cold_read_bytes_s"}
     assert all(rate is not None and rate > 0 for rate in rates.values())

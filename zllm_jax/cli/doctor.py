@@ -39,6 +39,8 @@ def _doctor(args: argparse.Namespace) -> int:
         return 0 if found.ok else 1
     versions = {**found.environment, **found.libraries}
     print_table(("environment", ""), [(name, _words(value)) for name, value in versions.items()])
+    kernels = [(k.operation, k.implementation, k.reason) for k in found.kernels]
+    print_table(("operation", "computed by", "because"), kernels)
     rates = [(words, _rate(found.rates[key], scale, unit)) for key, (words, scale, unit) in RATES.items()]
     print_table(("rate, measured now", ""), rates)
     print_table(

@@ -14,6 +14,7 @@ from zllm_jax.config import zllm_home
 from zllm_jax.errors import StoreUnavailable
 from zllm_jax.experiment.environment import describe_environment
 from zllm_jax.roofline import copy_rate, disk_rates
+from zllm_jax.runtime.kernels import KernelChoice, kernel_choices
 
 LIBRARIES = ("jaxlib", "flax", "numpy", "tensorstore", "tokenizers", "sentencepiece", "gguf", "starlette")
 
@@ -34,6 +35,7 @@ class Diagnosis:
 
     environment: dict[str, Any]
     libraries: dict[str, str | None]
+    kernels: tuple[KernelChoice, ...]
     folders: tuple[Folder, ...]
     rates: dict[str, float | None]
 
@@ -64,7 +66,13 @@ def examine(*, disk_bytes: int = 128 << 20, copy_bytes: int = 256 << 20) -> Diag
             "disk_read_bytes_s": disk.read_bytes_s,
             "disk_cold_read_bytes_s": disk.cold_read_bytes_s,
         }
-    return Diagnosis(describe_environment(), {name: _version(name) for name in LIBRARIES}, folders, rates)
+    return Diagnosis(
+        environment=describe_environment(),
+        libraries={name: _version(name) for name in LIBRARIES},
+        kernels=kernel_choices(),
+        folders=folders,
+        rates=rates,
+    )
 
 
 def _folder(use: str, path: Path) -> Folder:
