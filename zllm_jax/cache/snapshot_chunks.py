@@ -38,7 +38,7 @@ from zllm_jax.errors import CorruptSnapshot
 Rows = NDArray[np.uint8]  # u8[lead, rows, width]
 
 READERS = 4
-IN_FLIGHT_BYTES = 64 << 20  # copies that TensorStore holds while it writes
+IN_FLIGHT_BYTES = 64 << 20  # of buffers that a save holds while TensorStore writes
 IOV_MAX = 1024
 BLOSC_HEADER_BYTES = 16
 
@@ -83,25 +83,16 @@ def write_arrays(
     """Write every chunk; return when all are on disk. Raises StoreUnavailable, and then no write goes on behind."""
     views = {name: _view(array, chunk_tokens) for name, array in arrays.items()}
     digests: dict[str, list[str]] = {name: [] for name in arrays}
-    pending: deque[tuple[int, ts.WriteFutures]] = deque()  # one a chunk: one of several fails before all are done
-    in_flight_bytes = 0
+    writer = _Writer()
     try:
         with store_errors("write", f"{files.where}/{id}"):
             for name, (grid, rows) in views.items():
                 for span, store in _stores(files, f"{id}/{name}", grid, codec, arrays[name].value.dtype.itemsize):
-                    source = rows[:, span.start : span.stop]
-                    pending.append((source.nbytes, store.write(source, can_reference_source_data_indefinitely=True)))
-                    in_flight_bytes += source.nbytes
-                    digests[name].append(digest(source))
-                    while in_flight_bytes > IN_FLIGHT_BYTES:
-                        pending[0][1].result()
-                        in_flight_bytes -= pending.popleft()[0]
+                    digests[name].append(digest(writer.write(store, rows[:, span.start : span.stop])))
             files.settle(id)
-            for _, write in pending:
-                write.result()
+            writer.finish()
     finally:
-        for _, write in pending:
-            write.commit.exception()
+        writer.abandon()
 
     def entry(name: str, array: StateArray) -> ArrayEntry:
         grid, _ = views[name]
@@ -113,6 +104,53 @@ def write_arrays(
         return ArrayEntry(name, array.value.dtype, array.value.shape, array.token_axis, chunks)
 
     return tuple(entry(name, array) for name, array in arrays.items())
+
+
+class _Writer:
+    """Chunks on their way to disk, in few reused buffers: TensorStore writes what is contiguous without a copy."""
+
+    def __init__(self) -> None:
+        self._pending: deque[tuple[ts.WriteFutures, NDArray[np.uint8] | None, int]] = deque()
+        self._pending_bytes = 0
+        self._free: list[NDArray[np.uint8]] = []
+
+    def write(self, store: ts.TensorStore, rows: Rows) -> Rows:
+        """Begin to write one chunk; its rows, contiguous, valid until the next call."""
+        buffer = None
+        if not rows.flags.c_contiguous:
+            buffer = self._buffer(rows.nbytes)
+            staged = buffer[: rows.size].reshape(rows.shape)
+            np.copyto(staged, rows)
+            rows = staged
+        # One future a chunk: that of several fails before all of them are done.
+        self._pending.append((store.write(rows, can_reference_source_data_indefinitely=True), buffer, rows.nbytes))
+        self._pending_bytes += rows.nbytes
+        return rows
+
+    def finish(self) -> None:
+        """Return when everything is on disk, or raise for what is not."""
+        while self._pending:
+            self._finish_one()
+
+    def abandon(self) -> None:
+        """Wait for what is under way, whatever becomes of it."""
+        for write, _, _ in self._pending:
+            write.commit.exception()
+
+    def _buffer(self, nbytes: int) -> NDArray[np.uint8]:
+        while self._pending and self._pending_bytes + nbytes > IN_FLIGHT_BYTES:
+            self._finish_one()
+        if self._free and self._free[-1].size >= nbytes:
+            return self._free.pop()
+        return np.empty(nbytes, np.uint8)
+
+    def _finish_one(self) -> None:
+        write, buffer, nbytes = self._pending[0]
+        write.result()
+        self._pending.popleft()
+        self._pending_bytes -= nbytes
+        if buffer is not None:
+            self._free.append(buffer)
 
 
 def read_arrays(
@@ -201,8 +239,8 @@ def as_rows(value: np.ndarray[Any, np.dtype[Any]], grid: Grid) -> Rows:
 def digest(rows: Rows) -> str:
     """xxh3-128 of rows in C order."""
     hasher = xxhash.xxh3_128()
-    for block in rows:
-        hasher.update(block)
+    for block in [rows] if rows.flags.c_contiguous else rows:
+        hasher.update(block.data)
     return hasher.hexdigest()
 
 
