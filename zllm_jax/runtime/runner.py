@@ -1,0 +1,258 @@
+"""The real `Backend`: owns parameters and state, and calls the few compiled programs of the functional core.
+
+It pads to buckets, so that after `warmup` nothing is compiled again, and it is the one door through which the state
+goes in and out of a step: the old state is donated, the new one kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from zllm_jax.config import Dtype, ModelConfig
+from zllm_jax.runtime import steps, transfer
+from zllm_jax.runtime.models import architecture
+from zllm_jax.runtime.port import Capacity, Chunk, Drawn, Row, RowLayout
+from zllm_jax.runtime.sampling import Sampled, pack_sampling
+from zllm_jax.runtime.state import StateShape, init_state, page_bytes
+from zllm_jax.values import Sampling, TokenLogprob
+
+MAX_STOP_IDS = 8
+_IDLE = Row(
+    token=0, position=0, pages=(), ring=0, slot=0, sampling=Sampling(temperature=0.0), seed=0, budget=0, stop_ids=()
+)
+
+# One program a shape for the whole process: engines of the same model share them.
+_prefill = jax.jit(steps.prefill, static_argnames="cfg", donate_argnames="state")
+_decode = jax.jit(steps.decode, static_argnames=("cfg", "max_steps"), donate_argnames="state")
+_begin_slot = jax.jit(steps.begin_slot, donate_argnames="state")
+_copy_page = jax.jit(transfer.copy_page, donate_argnames="state")
+_copy_ring = jax.jit(transfer.copy_ring, donate_argnames="state")
+_scatter_pages = jax.jit(transfer.scatter_pages, donate_argnames="state")
+_scatter_ring = jax.jit(transfer.scatter_ring, donate_argnames="state")
+_gather_pages = jax.jit(transfer.gather_pages)
+_gather_ring = jax.jit(transfer.gather_ring)
+
+Progress = Callable[[str, int, int], None]
+
+
+class Runner:
+    """Parameters and state of one model on one device (or mesh), behind the calls of `Backend`."""
+
+    def __init__(
+        self,
+        params: Mapping[str, Any],
+        cfg: ModelConfig,
+        shape: StateShape,
+        *,
+        state_dtype: Dtype = "float32",
+        prefill_buckets: Sequence[int] = (32, 128, 512),
+        decode_buckets: Sequence[int] = (1, 8),
+        decode_steps: int = 4,
+        fill: float = 0.0,
+    ) -> None:
+        self._params, self._cfg, self._shape = params, cfg, shape
+        self._spec = architecture(cfg).state_spec(cfg)
+        self._dtype = jnp.dtype(state_dtype)
+        self._state = init_state(self._spec, shape, cfg.vocab_size, self._dtype, fill)
+        self._prefill_buckets, self._decode_buckets = tuple(prefill_buckets), tuple(decode_buckets)
+        self._decode_steps = decode_steps
+
+    @property
+    def capacity(self) -> Capacity:
+        size = self._dtype.itemsize
+        return Capacity(
+            num_pages=self._shape.num_pages,
+            page_tokens=self._shape.page_tokens,
+            num_rings=self._shape.num_rings if self._spec.rings else 0,
+            num_slots=self._shape.num_slots,
+            max_pages=self._shape.max_pages,
+            page_bytes=page_bytes(self._spec, self._shape.page_tokens, size),
+            ring_bytes=self._spec.ring_bytes(size),
+            truncatable=self._spec.truncatable,
+            chunk_sizes=self._prefill_buckets,
+            decode_steps=self._decode_steps,
+        )
+
+    @property
+    def row_layout(self) -> RowLayout:
+        return transfer.row_layout(self._spec, self._dtype)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all device arrays of the state, from the arrays themselves."""
+        return self._state.nbytes
+
+    def begin(self, slot: int, tokens: Sequence[int]) -> None:
+        padded = np.full(self._shape.max_pages * self._shape.page_tokens, -1, np.int32)
+        padded[: len(tokens)] = tokens
+        self._state = _begin_slot(state=self._state, slot=np.int32(slot), tokens=padded)
+
+    def prefill(self, chunk: Chunk) -> Drawn | None:
+        count = len(chunk.tokens)
+        bucket = next((size for size in self._prefill_buckets if size >= count), None)
+        if bucket is None:
+            raise ValueError(f"a chunk of {count} tokens exceeds the largest bucket, {self._prefill_buckets[-1]}")
+        tokens = np.zeros(bucket, np.int32)
+        tokens[:count] = chunk.tokens
+        inputs = steps.PrefillInputs(
+            tokens=tokens,
+            start=np.int32(chunk.start),
+            count=np.int32(count),
+            table=self._table(chunk.pages),
+            ring=np.int32(chunk.ring),
+            slot=np.int32(chunk.slot),
+            sampling=pack_sampling([(chunk.sampling, chunk.seed)]),
+            last=np.bool_(chunk.last),
+        )
+        self._state, sampled = _prefill(params=self._params, state=self._state, inputs=inputs, cfg=self._cfg)
+        if not chunk.last:
+            return None
+        (drawn,) = _drawn(sampled, [chunk.sampling])
+        return drawn
+
+    def decode(self, rows: Sequence[Row], steps_wanted: int) -> list[list[Drawn]]:
+        bucket = next((size for size in self._decode_buckets if size >= len(rows)), None)
+        if bucket is None:
+            raise ValueError(f"{len(rows)} rows exceed the largest decode bucket, {self._decode_buckets[-1]}")
+        padded = [*rows, *([_IDLE] * (bucket - len(rows)))]
+        inputs = steps.DecodeInputs(
+            tokens=_column(padded, "token"),
+            positions=_column(padded, "position"),
+            table=np.stack([self._table(row.pages) for row in padded]),
+            rings=_column(padded, "ring"),
+            slots=_column(padded, "slot"),
+            budget=_column(padded, "budget"),
+            stop_ids=_stop_ids(padded),
+            sampling=pack_sampling([(row.sampling, row.seed) for row in padded]),
+            steps=np.int32(min(steps_wanted, self._decode_steps)),
+        )
+        self._state, out = _decode(
+            params=self._params, state=self._state, inputs=inputs, cfg=self._cfg, max_steps=self._decode_steps
+        )
+        emitted = np.asarray(out.emitted)
+        most = int(emitted.max(initial=0))
+        samplings = [row.sampling for row in rows]
+        by_step = [_drawn(jax.tree.map(lambda x: x[i], _fetch(out.sampled, samplings)), samplings) for i in range(most)]
+        return [[by_step[i][b] for i in range(emitted[b])] for b in range(len(rows))]
+
+    def copy_page(self, source: int, target: int) -> None:
+        self._state = _copy_page(state=self._state, source=np.int32(source), target=np.int32(target))
+
+    def copy_ring(self, source: int, target: int) -> None:
+        self._state = _copy_ring(state=self._state, source=np.int32(source), target=np.int32(target))
+
+    def read(self, pages: Sequence[int], ring: int, num_tokens: int) -> dict[str, np.ndarray]:
+        rows: dict[str, np.ndarray] = {}
+        group = transfer.GROUP_PAGES * self._shape.page_tokens
+        for name, (dtype, shape, axis) in self.row_layout.items():
+            if axis is not None:
+                rows[name] = np.empty([num_tokens if size is None else size for size in shape], dtype)
+        if self._spec.paged:
+            for first, ids in transfer.page_groups(pages, drop=0):
+                start = first * self._shape.page_tokens
+                for name, part in _gather_pages(self._state, ids).items():
+                    stop = min(start + group, num_tokens)
+                    rows[name][:, :, start:stop] = np.asarray(part)[:, :, : stop - start]
+        if self._spec.rings:
+            rows |= {name: np.asarray(part) for name, part in _gather_ring(self._state, np.int32(ring)).items()}
+        return rows
+
+    def write(self, rows: Mapping[str, np.ndarray], pages: Sequence[int], ring: int) -> int:
+        group = transfer.GROUP_PAGES * self._shape.page_tokens
+        if self._spec.paged:
+            for first, ids in transfer.page_groups(pages, drop=self._shape.num_pages):
+                start = first * self._shape.page_tokens
+                k, v = transfer.token_slice(rows, start, start + group)
+                self._state = _scatter_pages(state=self._state, ids=ids, k=k, v=v)
+        if self._spec.rings:
+            self._state = _scatter_ring(state=self._state, ring=np.int32(ring), k=rows["ring.k"], v=rows["ring.v"])
+        jax.block_until_ready(self._state.layers)
+        return sum(value.nbytes for value in rows.values())
+
+    def warmup(self, progress: Progress | None = None) -> None:
+        """Compile (or fetch) every program once. Nothing that a sequence owns is touched."""
+        work: list[Callable[[], object]] = [
+            *(partial(self._warm_prefill, size) for size in self._prefill_buckets),
+            *(partial(self.decode, [_IDLE] * size, 1) for size in self._decode_buckets),
+            self._warm_transfers,
+        ]
+        for i, task in enumerate(work):
+            if progress is not None:
+                progress("compile", i, len(work))
+            task()
+        jax.block_until_ready(self._state.layers)
+        if progress is not None:
+            progress("compile", len(work), len(work))
+
+    def _warm_prefill(self, size: int) -> None:
+        inputs = steps.PrefillInputs(
+            tokens=np.zeros(size, np.int32),
+            start=np.int32(0),
+            count=np.int32(0),
+            table=self._table(()),
+            ring=np.int32(0),
+            slot=np.int32(0),
+            sampling=pack_sampling([(Sampling(temperature=0.0), 0)]),
+            last=np.bool_(False),
+        )
+        self._state, _ = _prefill(params=self._params, state=self._state, inputs=inputs, cfg=self._cfg)
+
+    def _warm_transfers(self) -> None:
+        self.begin(0, ())
+        if self._spec.paged:
+            self.copy_page(0, 0)
+            drop = np.full(transfer.GROUP_PAGES, self._shape.num_pages, np.int32)
+            rows = _gather_pages(self._state, np.zeros(transfer.GROUP_PAGES, np.int32))
+            host = {name: np.asarray(part) for name, part in rows.items()}
+            self._state = _scatter_pages(state=self._state, ids=drop, k=host["paged.k"], v=host["paged.v"])
+        if self._spec.rings:
+            self.copy_ring(0, 0)
+            host = {name: np.asarray(part) for name, part in _gather_ring(self._state, np.int32(0)).items()}
+            self._state = _scatter_ring(state=self._state, ring=np.int32(0), k=host["ring.k"], v=host["ring.v"])
+
+    def _table(self, pages: Sequence[int]) -> np.ndarray:
+        table = np.zeros(self._shape.max_pages, np.int32)
+        table[: len(pages)] = pages
+        return table
+
+
+def _column(rows: Sequence[Row], name: str) -> np.ndarray:
+    return np.array([getattr(row, name) for row in rows], np.int32)
+
+
+def _stop_ids(rows: Sequence[Row]) -> np.ndarray:
+    ids = np.full((len(rows), MAX_STOP_IDS), -1, np.int32)
+    for i, row in enumerate(rows):
+        if len(row.stop_ids) > MAX_STOP_IDS:
+            raise ValueError(f"{len(row.stop_ids)} stop ids, at most {MAX_STOP_IDS} are compiled in")
+        ids[i, : len(row.stop_ids)] = row.stop_ids
+    return ids
+
+
+def _fetch(sampled: Sampled, samplings: Sequence[Sampling]) -> Sampled:
+    """Bring ids to the host, and the log-probabilities only when some row asked."""
+    if any(one.logprobs is not None for one in samplings):
+        return jax.tree.map(np.asarray, sampled)
+    ids = np.asarray(sampled.ids)
+    return Sampled(ids, ids, ids, ids)
+
+
+def _drawn(sampled: Sampled, samplings: Sequence[Sampling]) -> list[Drawn]:
+    """One step's tokens, a row a sampling."""
+    sampled = _fetch(sampled, samplings)
+    out = []
+    for b, one in enumerate(samplings):
+        token = int(sampled.ids[b])
+        if one.logprobs is None:
+            out.append(Drawn(token))
+            continue
+        pairs = zip(sampled.top_ids[b].tolist(), sampled.top_logprobs[b].tolist(), strict=True)
+        top = tuple(pairs)[: one.logprobs]
+        out.append(Drawn(token, TokenLogprob(token=token, logprob=float(sampled.logprob[b]), top=top)))
+    return out
