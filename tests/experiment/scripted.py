@@ -14,6 +14,7 @@ from zllm_jax.values import Delta, Envelope, Request, Status, Telemetry, Tier, T
 COLD_S_PER_TOKEN = 1e-5
 RESTORE_S = 1e-3
 RESIDENT_S = 1e-4
+STEP_S = 2e-3
 BYTES_PER_TOKEN = 1000
 
 
@@ -67,7 +68,15 @@ class ScriptedTimes:
         )
 
     def submit(self, request: Request) -> Iterator[Delta]:
-        return iter([Delta(envelope=self.generate(request))])
+        envelope = self.generate(request)
+
+        def deltas() -> Iterator[Delta]:
+            for token in envelope.tokens:
+                time.sleep(STEP_S)
+                yield Delta(tokens=(token,))
+            yield Delta(envelope=envelope)
+
+        return deltas()
 
     def evict(self) -> int:
         self.tier = Tier.DISK

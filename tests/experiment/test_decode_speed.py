@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from zllm_jax.experiment.decode_speed import summarise
+from zllm_jax.errors import ConfigError
+from zllm_jax.experiment.decode_speed import step_seconds, summarise
 from zllm_jax.roofline import decode_step_bytes, prefill_flops
 from zllm_jax.testing import tiny_config
 
 Run = Callable[..., tuple[Any, Any]]
-SMALL = ("settings.copy_bytes=65536", "settings.decode_tokens=4")
+SMALL = ("settings.copy_bytes=65536", "settings.decode_tokens=8")
 
 
 def test_rows_are_measured_and_tables_say_them(run: Run) -> None:
@@ -27,11 +28,20 @@ def test_rows_are_measured_and_tables_say_them(run: Run) -> None:
     ] * 2
     decode, _, prefill = results.rows[:3]
     assert decode["step_bytes"] == decode_step_bytes(
-        tiny_config("llama"), batch=1, context_tokens=130, weight_itemsize=4, kv_itemsize=4
+        tiny_config("llama"), batch=1, context_tokens=68, weight_itemsize=4, kv_itemsize=4
     )
     assert prefill["prefill_flop"] == prefill_flops(tiny_config("llama"), 512)
     assert [row[0] for row in report.tables[0].rows] == ["decode, batch 1", "decode, batch 8", "prefill, 512 tokens"]
     assert (report.folder / "share_of_bound.svg").exists()
+
+
+def test_a_step_is_timed_while_every_row_decodes() -> None:
+    early = [(0.0, 1), (1.0, 4), (3.0, 4), (5.0, 4)]  # a step takes half a second
+    late = [(1.0, 1), (3.0, 4), (5.0, 4), (6.0, 4)]  # alone at the end, twice as fast
+    assert step_seconds([early]) == pytest.approx(5.0 / 12)
+    assert step_seconds([early, late]) == pytest.approx(0.5)
+    with pytest.raises(ConfigError, match="never decoded together"):
+        step_seconds([[(0.0, 1), (1.0, 4)], [(2.0, 1), (3.0, 4)]])
 
 
 def test_a_share_is_of_the_ceiling_of_its_own_repetition() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ from zllm_jax.experiment.plots import Figure
 from zllm_jax.experiment.results import Check, Results
 from zllm_jax.experiment.texts import PromptSource
 from zllm_jax.roofline import copy_rate, decode_step_bytes, prefill_flops
-from zllm_jax.values import Envelope, Request, Sampling
+from zllm_jax.values import Request, Sampling
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -34,8 +36,8 @@ class Settings:
 
     batches: tuple[int, ...] = (1, 8)
     prefill_tokens: tuple[int, ...] = (512,)
-    context_tokens: int = 128
-    decode_tokens: int = 64
+    context_tokens: int = 64
+    decode_tokens: int = 96
     repetitions: int = 3
     copy_bytes: int = 256 << 20
     min_decode_share: float = 0.6
@@ -91,15 +93,16 @@ def _decode(engine: Engine, settings: Settings, prompts: PromptSource, batch: in
         for row in range(batch)
     ]
     tickets = [engine.submit(request) for request in requests]
-    envelopes = [_last(ticket) for ticket in tickets]
-    step_s = max(e.timing.decode_s for e in envelopes) / (settings.decode_tokens - 1)
+    with ThreadPoolExecutor(batch) as pool:
+        arrivals = list(pool.map(_arrivals, tickets))
+    step_s = step_seconds(arrivals)
     middle = settings.context_tokens + settings.decode_tokens // 2
     num_bytes = decode_step_bytes(engine.model_config, batch=batch, context_tokens=middle, **_itemsizes(engine.config))
     return {
         "phase": "decode",
         "batch": batch,
         "repetition": repetition,
-        "generated_tokens": sum(e.usage.generated_tokens for e in envelopes),
+        "generated_tokens": sum(count for row in arrivals for _, count in row),
         "expected_tokens": batch * settings.decode_tokens,
         "step_s": step_s,
         "tokens_s": batch / step_s,
@@ -107,13 +110,25 @@ def _decode(engine: Engine, settings: Settings, prompts: PromptSource, batch: in
     }
 
 
-def _last(ticket: Ticket) -> Envelope:
-    envelope = None
-    for delta in ticket:
-        envelope = delta.envelope or envelope
-    if envelope is None:
-        raise RuntimeError("a stream ended without its envelope")
-    return envelope
+Arrivals = Sequence[tuple[float, int]]
+"""(seconds, number of tokens) of each piece of one row's stream."""
+
+
+def _arrivals(ticket: Ticket) -> Arrivals:
+    return [(time.perf_counter(), len(delta.tokens)) for delta in ticket if delta.tokens]
+
+
+def step_seconds(rows: Sequence[Arrivals]) -> float:
+    """Seconds of one step while every row was decoding: from the last row's first piece to the first row's last one.
+
+    What comes before is prefill of other rows, what comes after a smaller batch. Raises `ConfigError` if there was
+    no such time.
+    """
+    start, end = max(row[0][0] for row in rows), min(row[-1][0] for row in rows)
+    tokens = sum(count for row in rows for at, count in row if start < at <= end)
+    if end <= start or not tokens:
+        raise ConfigError("the rows never decoded together: raise settings.decode_tokens or lower context_tokens")
+    return (end - start) * len(rows) / tokens
 
 
 def _itemsizes(config: EngineConfig) -> dict[str, int]:
