@@ -32,7 +32,7 @@ class Case:
         return self.batch * ((4 if self.dtype == "float32" else 2) * self.vocab_size + 4 * num_words(self.vocab_size))
 
     def inputs(self, seed: int = 0) -> dict[str, Any]:
-        """Arguments of `masked_sample` as numpy arrays. The last row of a batch has nothing legal, bits past V are 1."""
+        """Arguments of `masked_sample` as numpy arrays. A batch's last row has nothing legal, bits past V are 1."""
         rng = np.random.default_rng(seed)
         B, V = self.batch, self.vocab_size
         legal = rng.random((B, V)) < self.legal

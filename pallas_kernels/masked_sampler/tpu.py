@@ -13,6 +13,8 @@ from pallas_kernels._common.checks import ArrayLike
 from pallas_kernels.masked_sampler.config import LANES, Config, heuristic
 from pallas_kernels.masked_sampler.tpu_kernel import masked_sampler_kernel
 
+OPERATIONS_PER_TOKEN = 100  # of which the 13 rounds of noise take about 5 each
+TRANSCENDENTALS_PER_TOKEN = 4  # two logarithms for the noise, two exponentials for the running total
 DTYPES = (jnp.float32, jnp.bfloat16)
 
 
@@ -45,6 +47,11 @@ def masked_sample(
         out_specs=(per_row(1), per_row(1)),
         scratch_shapes=[floats, ints, floats, floats, floats],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+        cost_estimate=pl.CostEstimate(
+            flops=OPERATIONS_PER_TOKEN * B * V,
+            transcendentals=TRANSCENDENTALS_PER_TOKEN * B * V,
+            bytes_accessed=logits.nbytes + mask.nbytes,
+        ),
         name="masked_sampler",
     )(logits, mask, temperature[:, None], seeds)
     return ids[:, 0], logprob[:, 0], ids[:, 0] >= 0

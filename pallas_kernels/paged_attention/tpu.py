@@ -47,6 +47,7 @@ def paged_attention(
     )
     heads = pl.BlockSpec((None, K, N // K, H), lambda row, *_: (row, 0, 0, 0))
     tiles = pltpu.VMEM((BUFFERS, K, config.pages_per_tile * C, H), q.dtype)
+    most_seen = min(page_table.shape[1] * C, window or page_table.shape[1] * C)  # lengths are data
     out = pl.pallas_call(
         functools.partial(paged_attention_kernel, scale=scale, window=window),
         out_shape=jax.ShapeDtypeStruct((B, K, N // K, H), q.dtype),
@@ -58,6 +59,11 @@ def paged_attention(
             scratch_shapes=[tiles, tiles, pltpu.SemaphoreType.DMA((BUFFERS, 2))],
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+        cost_estimate=pl.CostEstimate(
+            flops=4 * B * N * most_seen * H,
+            transcendentals=B * N * most_seen,
+            bytes_accessed=2 * B * (K * most_seen + N) * H * q.dtype.itemsize,
+        ),
         name="paged_attention",
     )(page_table, lengths, q.reshape(B, K, N // K, H), k_pool, v_pool)
     return out.reshape(B, N, H)

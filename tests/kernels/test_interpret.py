@@ -34,7 +34,7 @@ def copy_then_read(x: jax.Array, *, wait_first: bool) -> jax.Array:
 
 def test_a_read_that_does_not_wait_for_its_copy_is_reported() -> None:
     x = jnp.ones((8, 128))
-    with pytest.raises(Exception, match=r"(?i)race|copy in flight"), interpreted():  # noqa: PT012
+    with pytest.raises(Exception, match=r"(?i)race|copy in flight"), interpreted():
         jax.block_until_ready(copy_then_read(x, wait_first=False))
     with interpreted():
         np.testing.assert_array_equal(copy_then_read(x, wait_first=True), x)
