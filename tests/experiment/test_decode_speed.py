@@ -13,7 +13,7 @@ from zllm_jax.roofline import decode_step_bytes, prefill_flops
 from zllm_jax.testing import tiny_config
 
 Run = Callable[..., tuple[Any, Any]]
-SMALL = ("settings.copy_bytes=65536", "settings.decode_tokens=8")
+SMALL = ("settings.copy_bytes=65536", "settings.decode_tokens=8", "settings.snapshot_tokens=32")
 
 
 def test_rows_are_measured_and_tables_say_them(run: Run) -> None:
@@ -25,13 +25,22 @@ def test_rows_are_measured_and_tables_say_them(run: Run) -> None:
         ("decode", 1),
         ("decode", 8),
         ("prefill", 512),
-    ] * 2
+    ] * 2 + [("snapshot", None)]
     decode, _, prefill = results.rows[:3]
     assert decode["step_bytes"] == decode_step_bytes(
         tiny_config("llama"), batch=1, context_tokens=68, weight_itemsize=4, kv_itemsize=4
     )
     assert prefill["prefill_flop"] == prefill_flops(tiny_config("llama"), 512)
-    assert [row[0] for row in report.tables[0].rows] == ["decode, batch 1", "decode, batch 8", "prefill, 512 tokens"]
+    assert [row[0] for row in report.tables[0].rows] == [
+        "decode, batch 1",
+        "decode, batch 8",
+        "prefill, 512 tokens",
+        "snapshot write, fsynced",
+        "snapshot read, verified",
+    ]
+    cfg = tiny_config("llama")
+    assert results.rows[-1]["state_bytes"] == 2 * cfg.num_layers * cfg.num_kv_heads * 32 * cfg.head_dim * 4
+    assert 0 < results.summary["load_share_of_plain"] < 10
     assert (report.folder / "share_of_bound.svg").exists()
 
 

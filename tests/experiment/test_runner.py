@@ -45,7 +45,9 @@ def test_results_that_are_none_are_refused(tmp_path: Path, text: str | None, mes
 
 
 def test_results_of_an_unknown_kind_are_refused(run: Run, tmp_path: Path) -> None:
-    report, _ = run("decode_speed", "settings.copy_bytes=65536", "settings.decode_tokens=8")
+    report, _ = run(
+        "decode_speed", "settings.copy_bytes=65536", "settings.decode_tokens=8", "settings.snapshot_tokens=32"
+    )
     path = report.folder / "results.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"experiment": "gone"}))
     with pytest.raises(ConfigError, match="no such experiment kind; known: ttft_restore"):
@@ -53,7 +55,9 @@ def test_results_of_an_unknown_kind_are_refused(run: Run, tmp_path: Path) -> Non
 
 
 def test_results_hold_no_path_of_this_machine(run: Run, repo: Path, tmp_path: Path) -> None:
-    report, _ = run("decode_speed", "settings.copy_bytes=65536", "settings.decode_tokens=8")
+    report, _ = run(
+        "decode_speed", "settings.copy_bytes=65536", "settings.decode_tokens=8", "settings.snapshot_tokens=32"
+    )
     text = (report.folder / "results.json").read_text().replace(str(tmp_path), "")  # asked for by the test's override
     assert str(repo) not in text
     assert str(Path.home()) + "/" not in text
