@@ -26,17 +26,26 @@ def digest_file(path: Path) -> str:
     stat = path.stat()
     seen = {"path": str(path), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
     sidecar = zllm_home() / "digests" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:32]}.json"
-    with suppress(OSError, ValueError, AttributeError):
-        known = json.loads(sidecar.read_text())
-        if isinstance(digest := known.pop("sha256"), str) and known == seen:
-            return digest
+    if known := _recall(sidecar, seen):
+        return known
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    remember(sidecar, seen | {"sha256": digest})
+    _remember(sidecar, seen | {"sha256": digest})
     return digest
 
 
-def remember(sidecar: Path, content: dict[str, object]) -> None:
+def _recall(sidecar: Path, seen: dict[str, object]) -> str | None:
+    try:
+        known = json.loads(sidecar.read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(known, dict):
+        return None
+    digest = known.pop("sha256", None)
+    return digest if known == seen and isinstance(digest, str) else None
+
+
+def _remember(sidecar: Path, content: dict[str, object]) -> None:
     """Write atomically, or not at all: on a read-only disk the digest is merely computed again next time."""
     with suppress(OSError):
         sidecar.parent.mkdir(parents=True, exist_ok=True)

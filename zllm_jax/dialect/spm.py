@@ -13,7 +13,7 @@ import sentencepiece
 
 from zllm_jax.checkpoint import TokenizerFiles, Vocabulary
 from zllm_jax.dialect.bpe import fallback_bytes
-from zllm_jax.dialect.tokenizer import Tokenizer
+from zllm_jax.dialect.tokenizer import MAX_VOCAB, Tokenizer
 from zllm_jax.errors import BadTokenizer
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # SentencePiece's types, which GGUF shares
@@ -78,11 +78,10 @@ def spm_from_file(files: TokenizerFiles) -> SpmTokenizer:
     processor = _processor(proto)
     special = {processor.id_to_piece(id): id for id in range(processor.get_piece_size()) if processor.is_control(id)}
     added = dict(special)
-    entries = files.settings.get("added_tokens_decoder", {})
-    for id, entry in entries.items():
-        added[entry["content"]] = int(id)
-        if entry.get("special"):
-            special[entry["content"]] = int(id)
+    for text, id, is_special in _added_tokens(files.settings):
+        added[text] = id
+        if is_special:
+            special[text] = id
     bos = processor.bos_id() if files.bos_id is None else files.bos_id
     return SpmTokenizer(
         proto,
@@ -95,6 +94,18 @@ def spm_from_file(files: TokenizerFiles) -> SpmTokenizer:
     )
 
 
+def _added_tokens(settings: Mapping[str, Any]) -> list[tuple[str, int, bool]]:
+    """Spelling, id and whether it is special, of what tokenizer_config.json adds to the pieces."""
+    entries = settings.get("added_tokens_decoder", {})
+    try:
+        found = [(str(entry["content"]), int(id), bool(entry.get("special"))) for id, entry in entries.items()]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BadTokenizer(f"tokenizer_config.json: added_tokens_decoder is malformed: {error!r}") from error
+    if wrong := [id for text, id, _ in found if not text or not 0 <= id < MAX_VOCAB]:
+        raise BadTokenizer(f"tokenizer_config.json: added_tokens_decoder has id {wrong[0]}; ids end at {MAX_VOCAB:,}")
+    return found
+
+
 def spm_from_vocabulary(files: TokenizerFiles) -> SpmTokenizer:
     """From a GGUF's pieces. Raises `BadTokenizer` when they make no model."""
     vocabulary = files.vocabulary
@@ -102,7 +113,7 @@ def spm_from_vocabulary(files: TokenizerFiles) -> SpmTokenizer:
     special = {
         token: id
         for id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
-        if kind in (_CONTROL, _UNKNOWN)
+        if token and kind in (_CONTROL, _UNKNOWN)
     }
     return SpmTokenizer(
         _model_proto(vocabulary),
@@ -140,10 +151,12 @@ def split_tokens(text: str, tokens: Mapping[str, int]) -> Iterator[str | int]:
 
 
 def _processor(proto: bytes) -> sentencepiece.SentencePieceProcessor:
+    processor = sentencepiece.SentencePieceProcessor()
     try:
-        return sentencepiece.SentencePieceProcessor(model_proto=proto)
-    except (RuntimeError, OSError) as error:
+        processor.LoadFromSerializedProto(proto)
+    except RuntimeError as error:
         raise BadTokenizer(f"SentencePiece refuses the model: {error}") from error
+    return processor
 
 
 def _messages() -> Any:
@@ -168,7 +181,10 @@ def _model_proto(vocabulary: Vocabulary) -> bytes:
             kind = _UNKNOWN
         elif kind == _USER_DEFINED:
             piece = piece.replace(" ", "▁")  # GGUF writers put the spaces back in
-        add(piece=piece, score=score, type=kind)
+        try:
+            add(piece=piece, score=score, type=kind)
+        except ValueError as error:
+            raise BadTokenizer(f"piece {id} of the vocabulary has the unknown type {kind}") from error
     trainer, normalizer = model.trainer_spec, model.normalizer_spec
     trainer.model_type = trainer.BPE
     trainer.byte_fallback = _BYTE in vocabulary.types

@@ -10,6 +10,8 @@ from zllm_jax.checkpoint import TokenizerFiles
 from zllm_jax.dialect.detokenizer import Detokenizer
 from zllm_jax.errors import BadTokenizer
 
+MAX_VOCAB = 1 << 22  # a bound on what a broken file can make us build; the largest vocabularies have 2**18
+
 
 class Tokenizer(ABC):
     """A checkpoint's tokenizer. Immutable; safe to use from several threads.
