@@ -88,7 +88,7 @@ def measure(
 def _write_plain(path: Path, arrays: Mapping[str, StateArray]) -> None:
     with open(path, "wb", buffering=0) as file:
         for array in arrays.values():
-            rest = memoryview(array.value.data).cast("B")
+            rest = array.value.reshape(-1).view(np.uint8).data
             while rest:
                 rest = rest[file.write(rest) :]
         os.fsync(file.fileno())

@@ -28,7 +28,7 @@ QUARANTINE = "quarantine"
 MAX_QUARANTINED = 8
 
 _OS_CODE = re.compile(r"os_error_code='(\d+)'")
-_BROKEN = ("DATA_LOSS", "NOT_FOUND", "INVALID_ARGUMENT", "OUT_OF_RANGE")
+_BROKEN = ("DATA_LOSS", "NOT_FOUND", "INVALID_ARGUMENT", "OUT_OF_RANGE", "FAILED_PRECONDITION")  # without an OS code
 _BROKEN_OS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 _ADVICE = {
     errno.ENOSPC: "free some space, or give the store a smaller quota",
