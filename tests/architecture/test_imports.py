@@ -33,6 +33,7 @@ def test_every_import_contract_is_kept(repo: Path) -> None:
 TRESPASSES = {
     "data flows down": ("zllm_jax/runtime/__init__.py", "import zllm_jax.cache"),
     "jax only in": ("zllm_jax/scheduler/__init__.py", "import jax"),
+    "server and experiment see": ("zllm_jax/server/__init__.py", "import zllm_jax.engine"),
     "starlette only in": ("zllm_jax/cache/__init__.py", "import starlette"),
     "tensorstore only in": ("zllm_jax/experiment/__init__.py", "def f():\n    import tensorstore"),
     "the kernels are reached from": ("zllm_jax/fence/__init__.py", "import pallas_kernels.masked_sampler"),
