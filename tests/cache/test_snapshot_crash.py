@@ -17,52 +17,76 @@ from tests.cache.snapshots import REPO, assert_same, entry_folder, ids, open_sto
 from zllm_jax.cache.snapshot_files import Files
 from zllm_jax.errors import StoreUnavailable
 
+# Imports once, then forks a writer for each line it reads.
 WRITER = """
-import sys
+import os, sys
 from tests.cache.snapshots import ids, open_store, state
-store = open_store(sys.argv[1])
-print("ready", flush=True)
-for seed in range(int(sys.argv[2]), 1 << 30):
-    info = store.save(ids(300, seed), state(300, seed, width=64), meta={"seed": seed})
-    print(info.id, flush=True)
-    if seed % 3 == 0:
-        store.delete(info.id)
-        print("deleted", info.id, flush=True)
+for line in sys.stdin:
+    writer = os.fork()
+    if writer:
+        os.waitpid(writer, 0)
+        print("dead", flush=True)
+        continue
+    store = open_store(sys.argv[1])
+    print(os.getpid(), flush=True)
+    for seed in range(int(line), 1 << 30):
+        info = store.save(ids(300, seed), state(300, seed, width=64), meta={"seed": seed})
+        print(info.id, flush=True)
+        if seed % 3 == 0:
+            store.delete(info.id)
+            print("deleted", info.id, flush=True)
 """
 
 
 def kill_and_check(root: Path, turns: int, seed: int) -> int:
-    """Kill a writer `turns` times; after each, what is listed is whole and nothing that was committed is lost."""
+    """Kill writers at random instants; after each, what is listed is whole and nothing that was committed is lost.
+
+    Returns how many unfinished entries the kills left behind.
+    """
     rng = random.Random(seed)
     leftovers = 0
-    for turn in range(turns):
-        command = [sys.executable, "-c", WRITER, str(root), str(turn * 1000 + 1)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPO) as writer:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == "ready\n"
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # forking wants a process without threads
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=REPO,
+        env=environment,
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        for turn in range(turns):
+            print(turn * 1000 + 1, file=parent.stdin, flush=True)
+            writer = int(parent.stdout.readline())
             time.sleep(rng.uniform(0.0, 0.15))
-            os.kill(writer.pid, signal.SIGKILL)
-            lines = writer.stdout.read().splitlines()
-        gone = {line.split()[1] for line in lines if line.startswith("deleted ")}
-        committed = [line for line in lines if " " not in line and line not in gone]
-        before = len(os.listdir(root / os.listdir(root)[0])) if any(root.iterdir()) else 0
-        store = open_store(root, grace_s=0.0)
-        listed = store.list()
-        leftovers += before - len(listed)
-        # The last one printed may have been deleted without word of it.
-        assert set(committed[:-1]) <= {info.id for info in listed}
-        for info in listed:
-            seed = info.meta["seed"]
-            store.verify(info.id)
-            assert_same(store.load(info.id), ids(300, seed), state(300, seed, width=64))
-        assert store.nbytes == sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
-        for info in listed:
-            store.delete(info.id)
+            os.kill(writer, signal.SIGKILL)
+            lines = list(iter(parent.stdout.readline, "dead\n"))
+            leftovers += check_after_kill(root, [line.strip() for line in lines])
+        parent.stdin.close()
     return leftovers
 
 
+def check_after_kill(root: Path, lines: list[str]) -> int:
+    gone = {line.split()[1] for line in lines if line.startswith("deleted ")}
+    committed = [line for line in lines if " " not in line and line not in gone]
+    before = len(list(root.glob("*/*")))
+    store = open_store(root, grace_s=0.0)
+    listed = store.list()
+    # The last one printed may have been deleted without word of it.
+    assert set(committed[:-1]) <= {info.id for info in listed}
+    for info in listed:
+        seed = info.meta["seed"]
+        store.verify(info.id)
+        assert_same(store.load(info.id), ids(300, seed), state(300, seed, width=64))
+    assert store.nbytes == sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    for info in listed:
+        store.delete(info.id)
+    return before - len(listed)
+
+
 def test_killed_while_saving(tmp_path: Path) -> None:
-    kill_and_check(tmp_path, turns=3, seed=0)
+    kill_and_check(tmp_path, turns=5, seed=0)
 
 
 @pytest.mark.slow
