@@ -206,7 +206,7 @@ def test_round_trip(text: str, request: pytest.FixtureRequest) -> None:
         assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_incremental_is_the_whole(data: st.DataObject, request: pytest.FixtureRequest) -> None:
     """Any ids in any pieces, control tokens and broken characters included."""
@@ -360,7 +360,7 @@ def test_broken_json(content: str, tmp_path: Path) -> None:
         load_tokenizer(TokenizerFiles(tokenizer_json=tmp_path / "tokenizer.json"))
 
 
-@pytest.mark.parametrize("vocabulary, end", [({}, "0"), ({"a": 4_000_000_000}, "4,000,000,001")])
+@pytest.mark.parametrize("vocabulary, end", [({}, "0"), ({"a": 5_000_000}, "5,000,001")])
 def test_json_with_an_impossible_vocabulary(vocabulary: dict[str, int], end: str, tmp_path: Path) -> None:
     library = Library(models.BPE(vocab=vocabulary, merges=[]))
     library.decoder = decoders.ByteLevel()
