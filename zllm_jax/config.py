@@ -95,12 +95,13 @@ class EngineConfig:
     prefill_buckets, decode_buckets: compiled lengths and row counts. decode_steps: steps a device call.
     dtype: of weights and activations; state_dtype: of keys and values (None: same).
     store: folder of the snapshots (None: below ZLLM_HOME); disk_cache: False keeps no second tier.
+    disk_cache_bytes: quota of the snapshots; the least recently used make room.
     max_queue: waiting requests before `Overloaded`. salt: the tenant's part of the identity.
     """
 
     max_batch: int = 8
     max_seq_tokens: int | None = None
-    page_tokens: int = 64
+    page_tokens: int = 128
     device_cache_bytes: int = 1 << 30
     prefill_buckets: tuple[int, ...] = (32, 128, 512)
     decode_buckets: tuple[int, ...] = (1, 8)
@@ -109,6 +110,7 @@ class EngineConfig:
     state_dtype: Dtype | None = None
     store: Path | None = None
     disk_cache: bool = True
+    disk_cache_bytes: int = 16 << 30
     max_queue: int = 256
     salt: str = ""
     context_extension: ContextExtension | None = None
@@ -119,7 +121,7 @@ class EngineConfig:
             if getattr(self, name) <= 0:
                 raise ConfigError(f"EngineConfig.{name} is {getattr(self, name)}, must be positive")
 
-        for name in ("max_batch", "page_tokens", "device_cache_bytes", "decode_steps", "max_queue"):
+        for name in ("max_batch", "page_tokens", "device_cache_bytes", "decode_steps", "max_queue", "disk_cache_bytes"):
             positive(name)
         for name in ("prefill_buckets", "decode_buckets"):
             buckets = getattr(self, name)

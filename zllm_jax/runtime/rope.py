@@ -56,9 +56,7 @@ def extend_context(cfg: ModelConfig, extension: ContextExtension | None) -> Mode
         return cfg
     if cfg.rope.kind != "default":
         raise ValueError(f"the model's rope is already scaled ({cfg.rope.kind}); it cannot be extended again")
-    rope = replace(
-        cfg.rope, kind=extension.kind, factor=extension.factor, original_max_tokens=cfg.max_context_tokens
-    )
+    rope = replace(cfg.rope, kind=extension.kind, factor=extension.factor, original_max_tokens=cfg.max_context_tokens)
     return replace(cfg, rope=rope, max_context_tokens=int(cfg.max_context_tokens * extension.factor))
 
 

@@ -91,9 +91,7 @@ def prefill(params: Params, state: State, inputs: PrefillInputs, *, cfg: ModelCo
     return State(layers, history), sampled
 
 
-def prefill_logits(
-    params: Params, state: State, inputs: PrefillInputs, *, cfg: ModelConfig
-) -> tuple[State, jax.Array]:
+def prefill_logits(params: Params, state: State, inputs: PrefillInputs, *, cfg: ModelConfig) -> tuple[State, jax.Array]:
     """As `prefill`, but returns the logits of every position of the chunk, f32[T, V] (for scoring and tests)."""
     batch = chunk_batch(inputs.tokens, inputs.start, inputs.count, inputs.table, inputs.ring)
     hidden, layers = architecture(cfg).forward(params, state.layers, batch, cfg)
@@ -122,9 +120,7 @@ def decode(
         live = left > 0
         batch = Batch(tokens[:, None], positions[:, None], live[:, None], inputs.table, inputs.rings)
         hidden, layers = forward(params, state.layers, batch, cfg)
-        sampled = sample(
-            logits(params, hidden[:, 0]), inputs.sampling, state.history, inputs.slots, positions + 1
-        )
+        sampled = sample(logits(params, hidden[:, 0]), inputs.sampling, state.history, inputs.slots, positions + 1)
         state = State(layers, _count(state.history, inputs.slots, sampled.ids, live))
         out = jax.tree.map(lambda room, new: room.at[step].set(new), out, sampled)
         stopped = jnp.any(sampled.ids[:, None] == inputs.stop_ids, axis=1)
@@ -141,9 +137,7 @@ def begin_slot(state: State, slot: jax.Array, tokens: jax.Array) -> State:
     seen = state.history.prompt_seen
     vocab = seen.shape[1]
     row = jnp.zeros(vocab, jnp.bool_).at[jnp.where(tokens < 0, vocab, tokens)].set(True, mode="drop")
-    history = History(
-        prompt_seen=seen.at[slot].set(row), output_counts=state.history.output_counts.at[slot].set(0)
-    )
+    history = History(prompt_seen=seen.at[slot].set(row), output_counts=state.history.output_counts.at[slot].set(0))
     return replace(state, history=history)
 
 

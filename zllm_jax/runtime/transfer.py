@@ -94,7 +94,10 @@ def scatter_pages(state: State, ids: jax.Array, k: jax.Array, v: jax.Array) -> S
 def gather_ring(state: State, ring: jax.Array) -> dict[str, jax.Array]:
     """One ring over all sliding-window layers: [L_ring, K, w, H]."""
     pools = [layer for layer in state.layers if isinstance(layer, Rings)]
-    return {"ring.k": jnp.stack([pool.k[ring] for pool in pools]), "ring.v": jnp.stack([pool.v[ring] for pool in pools])}
+    return {
+        "ring.k": jnp.stack([pool.k[ring] for pool in pools]),
+        "ring.v": jnp.stack([pool.v[ring] for pool in pools]),
+    }
 
 
 def scatter_ring(state: State, ring: jax.Array, k: jax.Array, v: jax.Array) -> State:

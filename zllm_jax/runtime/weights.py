@@ -100,7 +100,7 @@ def _numbered(cfg: ModelConfig) -> list[tuple[int, tuple[str, ArraySpec]]]:
 
 
 def init_array(spec: ArraySpec, key: jax.Array, dtype: Dtype) -> jax.Array:
-    """"normal" has standard deviation 1/sqrt(fan in): the first axis of a product, the last of a table of vectors."""
+    """ "normal" has standard deviation 1/sqrt(fan in): the first axis of a product, the last of a table of vectors."""
     if spec.init == "ones":
         return jnp.ones(spec.shape, dtype)
     if spec.init == "zeros":

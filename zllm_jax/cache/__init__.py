@@ -1,0 +1,24 @@
+"""What was computed once: states of finished sequences on the device and on disk, and who owns which page.
+
+It knows tokens, pages and files; it does not know protocols, prompts as text, or how a state is computed.
+"""
+
+from zllm_jax.cache.index import Match, PrefixIndex, common_prefix
+from zllm_jax.cache.pool import Pool
+from zllm_jax.cache.prefix_cache import Lease, PrefixCache
+from zllm_jax.cache.rates import Rates
+from zllm_jax.cache.snapshot import Snapshot, SnapshotInfo, SnapshotStore, StateArray
+
+__all__ = [
+    "Lease",
+    "Match",
+    "Pool",
+    "PrefixCache",
+    "PrefixIndex",
+    "Rates",
+    "Snapshot",
+    "SnapshotInfo",
+    "SnapshotStore",
+    "StateArray",
+    "common_prefix",
+]

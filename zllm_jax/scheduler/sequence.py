@@ -1,0 +1,157 @@
+"""A sequence: one request on its way through the device, with the instants at which it moved on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from zllm_jax.cache import Lease
+from zllm_jax.runtime import Drawn
+from zllm_jax.values import Sampling, Status, Telemetry, Tier, Timing, Usage
+
+clock = time.perf_counter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What the scheduler is asked to compute: token ids in, token ids out.
+
+    prompt: i32[S]. stop_ids: ids that end the output. single_step: decode one step a call, for a caller that may
+    stop at any token of a state that cannot be truncated. deadline: on `clock`, or None.
+    """
+
+    request_id: str
+    prompt: np.ndarray
+    max_tokens: int
+    sampling: Sampling
+    seed: int
+    stop_ids: tuple[int, ...] = ()
+    cache: bool = True
+    single_step: bool = False
+    started: float = field(default_factory=clock)
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a sequence ended; `ended` on `clock`, so that the caller can add its own time after it."""
+
+    status: Status
+    usage: Usage
+    timing: Timing
+    telemetry: Telemetry
+    conversation: str | None
+    ended: float
+    error: str | None = None
+
+
+Event = list[Drawn] | Outcome
+
+
+class Ticket:
+    """The caller's end of a sequence: tokens come out in order, then one `Outcome`. Any thread may use it."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._events: deque[Event] = deque()
+        self._ready = threading.Condition()
+        self._notify: Callable[[], None] | None = None
+        self._wake = wake
+        self.cancelled = False
+        self.keep_tokens: int | None = None
+
+    def put(self, event: Event) -> None:
+        with self._ready:
+            self._events.append(event)
+            self._ready.notify_all()
+            notify = self._notify
+        if notify is not None:
+            notify()
+
+    def on_event(self, notify: Callable[[], None]) -> None:
+        """Call `notify` (from the scheduler's thread) whenever `take` may have something new."""
+        with self._ready:
+            self._notify = notify
+        notify()
+
+    def take(self) -> list[Event]:
+        """Everything that has come so far, without waiting."""
+        with self._ready:
+            events = list(self._events)
+            self._events.clear()
+        return events
+
+    def wait(self) -> list[Event]:
+        """At least one event."""
+        with self._ready:
+            self._ready.wait_for(lambda: self._events)
+        return self.take()
+
+    def cancel(self) -> None:
+        """End within one decode call; what was computed is kept out of the cache."""
+        self.cancelled = True
+        self._wake()
+
+    def stop_after(self, num_tokens: int) -> None:
+        """The output is complete with its first `num_tokens` tokens (a stop sequence was seen in the text)."""
+        self.keep_tokens = num_tokens
+        self._wake()
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A job's mutable state inside the scheduler."""
+
+    job: Job
+    ticket: Ticket
+    submitted: float = field(default_factory=clock)
+    slot: int = -1
+    lease: Lease | None = None
+    computed: int = 0  # prompt tokens whose rows are in the state
+    drawn: list[int] = field(default_factory=list)
+    admitted: float | None = None
+    restored: float | None = None
+    first: float | None = None
+    latest: float | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.job.prompt)
+
+    @property
+    def prefilling(self) -> bool:
+        return self.computed < self.prompt_tokens
+
+    @property
+    def left(self) -> int:
+        return self.job.max_tokens - len(self.drawn)
+
+    def state_tokens(self) -> np.ndarray:
+        """The tokens whose rows the state holds: all but the last drawn one, which was never fed."""
+        if self.prefilling:
+            return self.job.prompt[: self.computed]
+        return np.concatenate([self.job.prompt, np.array(self.drawn[:-1], np.int32)])
+
+    def timing(self, ended: float) -> Timing:
+        """The instants as durations. A part that was not reached is 0, and the last one reached takes the rest."""
+        marks = [self.job.started, self.submitted, self.admitted, self.restored, self.first, self.latest]
+        reached = [mark for mark in marks if mark is not None] + [ended]
+        spans = [max(0.0, after - before) for before, after in zip(reached, reached[1:], strict=False)]
+        spans += [0.0] * (6 - len(spans))
+        return Timing(
+            prep_s=spans[0], queue_s=spans[1], restore_s=spans[2], prefill_s=spans[3], decode_s=spans[4],
+            post_s=spans[5],
+        )  # fmt: skip
+
+    def usage(self, generated: int) -> Usage:
+        lease = self.lease
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=lease.cached_tokens if lease else 0,
+            generated_tokens=generated,
+            tier=lease.tier if lease else Tier.COLD,
+        )

@@ -1,0 +1,153 @@
+"""The composition root: the one file that sees every room and joins them into an engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+from zllm_jax import engine as engine_
+from zllm_jax.cache import PrefixCache, SnapshotStore
+from zllm_jax.checkpoint import Checkpoint, open_checkpoint, resolve
+from zllm_jax.config import EngineConfig, ModelConfig, zllm_home
+from zllm_jax.dialect import ChatTemplate, Tokenizer, load_tokenizer
+from zllm_jax.engine import Progress
+from zllm_jax.errors import ConfigError, StoreUnavailable
+from zllm_jax.runtime import (
+    Runner,
+    StateShape,
+    architecture,
+    extend_context,
+    keep_compilations,
+    load_params,
+    page_bytes,
+    pages_for,
+)
+from zllm_jax.scheduler import Scheduler
+
+STATE_VERSION = 1
+_ITEMSIZE = {"float32": 4, "bfloat16": 2}
+
+
+class Engine(engine_.Engine):
+    """One model, ready to answer. `Engine.from_pretrained(name_or_path, EngineConfig(...))`."""
+
+    @classmethod
+    def from_pretrained(
+        cls, model: str | Path, config: EngineConfig | None = None, *, progress: Progress | None = None
+    ) -> Engine:
+        """Open a known name, a Hugging Face or orbax directory, or a GGUF file.
+
+        progress: called with (what, done, total). Raises `ModelError` when the model cannot be used, `ConfigError`
+        when it does not fit the configuration; both before memory is taken.
+        """
+        config = config or EngineConfig()
+        checkpoint = open_checkpoint(resolve(model))
+        cfg = extend_context(checkpoint.config, config.context_extension)
+        shape = state_shape(cfg, config)
+        if config.compilation_cache:
+            keep_compilations(zllm_home() / "compilations")
+        tokenizer = load_tokenizer(checkpoint.tokenizer) if checkpoint.tokenizer is not None else None
+        store = open_store(checkpoint, cfg, config, tokenizer) if config.disk_cache else None
+        runner = Runner(
+            load_params(checkpoint, cfg, config.dtype, progress=progress),
+            cfg,
+            shape,
+            state_dtype=config.state_dtype or config.dtype,
+            prefill_buckets=config.prefill_buckets,
+            decode_buckets=config.decode_buckets,
+            decode_steps=config.decode_steps,
+        )
+        cache = PrefixCache(runner, store)
+        scheduler = Scheduler(runner, cache, max_seq_tokens=max_seq_tokens(cfg, config), max_queue=config.max_queue)
+        return cls(
+            model_name=Path(model).stem if Path(model).exists() else str(model),
+            model_config=cfg,
+            config=config,
+            scheduler=scheduler,
+            cache=cache,
+            tokenizer=tokenizer,
+            template=chat_template(checkpoint, tokenizer),
+            warm=runner.warmup,
+        )
+
+
+def max_seq_tokens(cfg: ModelConfig, config: EngineConfig) -> int:
+    """The most tokens of one sequence: the configuration's wish, within the model's context."""
+    return min(config.max_seq_tokens or cfg.max_context_tokens, cfg.max_context_tokens)
+
+
+def state_shape(cfg: ModelConfig, config: EngineConfig) -> StateShape:
+    """How many pages and rings fit the budget. Raises `ConfigError` when one sequence would not."""
+    spec = architecture(cfg).state_spec(cfg)
+    itemsize = _ITEMSIZE[config.state_dtype or config.dtype]
+    longest = pages_for(max_seq_tokens(cfg, config), config.page_tokens)
+    one_page, one_ring = page_bytes(spec, config.page_tokens, itemsize), spec.ring_bytes(itemsize)
+    # Each running sequence has a ring, and at least as many finished conversations keep theirs.
+    rings = 2 * config.max_batch if spec.rings else 1
+    left = config.device_cache_bytes - rings * one_ring
+    pages = left // one_page if one_page else longest
+    if pages < longest:
+        need = longest * one_page + rings * one_ring
+        raise ConfigError(
+            f"device_cache_bytes is {config.device_cache_bytes}, but one sequence of {max_seq_tokens(cfg, config)} "
+            f"tokens needs {need} bytes of state: raise device_cache_bytes or lower max_seq_tokens"
+        )
+    if one_ring:  # what long sequences cannot use goes to more conversations
+        most = longest * 4 * config.max_batch
+        rings += max(0, pages - most) * one_page // one_ring
+        pages = min(pages, most)
+    return StateShape(
+        num_pages=pages,
+        page_tokens=config.page_tokens,
+        num_rings=rings,
+        num_slots=config.max_batch,
+        max_pages=longest,
+    )
+
+
+def namespace(checkpoint: Checkpoint, cfg: ModelConfig, config: EngineConfig, tokenizer: Tokenizer | None) -> str:
+    """The identity of states: what must be equal for one to stand for the other (state-cache invariant 4)."""
+    identity = {
+        "weights": checkpoint.digest,
+        "tokenizer": tokenizer.digest if tokenizer is not None else None,
+        "template": checkpoint.chat_template,
+        "model": dataclasses.asdict(cfg),
+        "state": [STATE_VERSION, config.state_dtype or config.dtype, config.dtype],
+        "salt": config.salt,
+    }
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def open_store(
+    checkpoint: Checkpoint, cfg: ModelConfig, config: EngineConfig, tokenizer: Tokenizer | None
+) -> SnapshotStore:
+    """The second tier of one identity. Raises `ConfigError` when its folder cannot be used at all."""
+    root = store_root(config)
+    try:
+        return SnapshotStore(
+            root, namespace=namespace(checkpoint, cfg, config, tokenizer), max_bytes=config.disk_cache_bytes
+        )
+    except StoreUnavailable as error:
+        raise ConfigError(
+            f"the snapshot store {root} cannot be used: {error}; set store= or disk_cache=False"
+        ) from error
+
+
+def store_root(config: EngineConfig) -> Path:
+    return config.store or zllm_home() / "snapshots"
+
+
+def chat_template(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> ChatTemplate | None:
+    if checkpoint.chat_template is None or tokenizer is None:
+        return None
+    names = {
+        "bos_token": _spelling(tokenizer, tokenizer.bos_id),
+        "eos_token": _spelling(tokenizer, tokenizer.eos_ids[0] if tokenizer.eos_ids else None),
+    }
+    return ChatTemplate(checkpoint.chat_template, names)
+
+
+def _spelling(tokenizer: Tokenizer, token: int | None) -> str:
+    return "" if token is None else tokenizer.decode([token], skip_special=False)
