@@ -103,7 +103,7 @@ def open_files(root: str | Path, namespace: str) -> Files:
 
 @cache
 def context() -> ts.Context:
-    """One context for all stores of the process. ADR 0010 has the measurements behind the limits."""
+    """One context for all stores of the process. docs/adr/0004 has the measurements behind the limits."""
     return ts.Context(
         {
             "file_io_concurrency": {"limit": 16},
