@@ -105,17 +105,15 @@ def tables(results: Results) -> list[Table]:
     rows, summary = results.rows, results.summary
     lengths, modes = lengths_of(rows), modes_of(rows)
     restored = [mode for mode in modes if mode != "cold"]
+
+    def cell(mode: str, length: int) -> str:
+        time_s = seconds(summary[f"ttft_{mode}_{length}_s"])
+        return time_s if mode == "cold" else f"{time_s} ({summary[f'speedup_{mode}_{length}']:.1f}x)"
+
     main = Table(
-        "Time to first token of the next turn",
-        ("prompt tokens", *(MODES[m][0] for m in modes), *(f"speed-up, {_short(m)}" for m in restored)),
-        tuple(
-            (
-                f"{length:,}",
-                *(seconds(summary[f"ttft_{mode}_{length}_s"]) for mode in modes),
-                *(times(summary[f"speedup_{mode}_{length}"]) for mode in restored),
-            )
-            for length in lengths
-        ),
+        "Time to first token of the next turn, and how many times sooner than computed cold",
+        ("prompt tokens", *(MODES[mode][0] for mode in modes)),
+        tuple((f"{length:,}", *(cell(mode, length) for mode in modes)) for length in lengths),
     )
     even = Table(
         "Below this prompt length, recomputing is faster",
@@ -124,7 +122,7 @@ def tables(results: Results) -> list[Table]:
     )
     parts = Table(
         "Parts of the time to first token (medians)",
-        ("prompt tokens, mode", *(words for words, _ in PARTS.values()), "cached tokens", "MB read", "GB/s",
+        ("prompt tokens", "state", *(words for words, _ in PARTS.values()), "cached tokens", "MB read", "GB/s",
          "of disk rate", "of copy rate"),
         tuple(_parts_row(rows, mode, length) for length in lengths for mode in modes),
     )  # fmt: skip
@@ -138,7 +136,8 @@ def _parts_row(rows: Rows, mode: str, length: int) -> tuple[str, ...]:
 
     read = median(rows, mode, length, "bytes_read")
     return (
-        f"{length:,}, {MODES[mode][0]}",
+        f"{length:,}",
+        MODES[mode][0],
         *(seconds(median(rows, mode, length, part)) for part in PARTS),
         cell("cached_tokens", 1, ",.0f"),
         cell("bytes_read", 1e-6, ".1f") if read else "-",
@@ -154,10 +153,10 @@ def figures(results: Results) -> list[Figure]:
         Figure("ttft", claim, lambda canvas: _draw_ttft(canvas, results.rows)),
         Figure(
             "parts",
-            "Where the time to first token goes, by prompt length and by where the conversation's state was. "
-            "Medians; each panel has its own scale.",
+            "Where the time to first token goes when the state is restored or resident, by prompt length. "
+            "Medians; each panel has its own scale; a cold run, for comparison, is all prefill.",
             lambda canvas: _draw_parts(canvas, results.rows),
-            (9.0, 2.2 + 1.9 * math.ceil(len(lengths_of(results.rows)) / 3)),
+            (9.0, 1.6 + 2.0 * math.ceil(len(lengths_of(results.rows)) / 3)),
         ),
     ]
 
@@ -179,7 +178,8 @@ def _draw_ttft(canvas: Canvas, rows: Rows) -> None:
 
 
 def _draw_parts(canvas: Canvas, rows: Rows) -> None:
-    lengths, modes = lengths_of(rows), modes_of(rows)
+    # Beside a cold run's bar, which is all prefill, the parts of the others could not be seen.
+    lengths, modes = lengths_of(rows), [mode for mode in modes_of(rows) if mode != "cold"]
     columns = min(3, len(lengths))
     grid = canvas.subplots(math.ceil(len(lengths) / columns), columns, squeeze=False).ravel()
     for axes, length in zip(grid, lengths, strict=False):
@@ -190,7 +190,8 @@ def _draw_parts(canvas: Canvas, rows: Rows) -> None:
             left = [a + b for a, b in zip(left, width, strict=True)]
         for place, end in enumerate(left):
             axes.annotate(seconds(end), (end, place), xytext=(3, 0), textcoords="offset points", va="center", size=8)
-        axes.set(title=f"{length:,} tokens", xlabel="seconds", xlim=(0, max(left) * 1.3))
+        cold = seconds(median(rows, "cold", length, "ttft_s"))
+        axes.set(title=f"{length:,} tokens\n(cold: {cold})", xlabel="seconds", xlim=(0, max(left) * 1.3))
         axes.locator_params(axis="x", nbins=4)
         axes.set_yticks(range(len(modes)), [_short(mode) for mode in modes])
         axes.grid(visible=False, axis="y")
@@ -213,10 +214,6 @@ def seconds(value: float) -> str:
     if value >= 1:
         return f"{value:.2f} s"
     return f"{value * 1e3:.0f} ms" if value >= 0.01 else f"{value * 1e3:.2f} ms"
-
-
-def times(value: float) -> str:
-    return "-" if value is None or math.isnan(value) else f"{value:.1f}x"
 
 
 def _tokens(value: float | str) -> str:
