@@ -46,7 +46,11 @@ class Call:
     async def stream(self) -> AsyncGenerator[Delta, None]:
         """The same deltas without blocking the event loop. Closing the generator cancels the request."""
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-        self._ticket.on_event(lambda: loop.call_soon_threadsafe(arrived.set))
+
+        def notify() -> None:
+            loop.call_soon_threadsafe(arrived.set)
+
+        self._ticket.on_event(notify)
         done = False
         try:
             while not done:
@@ -75,7 +79,7 @@ class _Output:
 
     def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
         self._stop = request.stop
-        self._text = Detokenizer(tokenizer) if tokenizer is not None else None
+        self._text = Detokenizer(tokenizer, continuing=True) if tokenizer is not None else None
         self.tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._shown, self._held = "", ""

@@ -45,8 +45,8 @@ class PrefixIndex:
     def __contains__(self, key: Hashable) -> bool:
         return key in self._tokens
 
-    def keys(self) -> list[Hashable]:
-        return list(self._tokens)
+    def __iter__(self) -> Iterator[Hashable]:
+        return iter(list(self._tokens))
 
     def tokens(self, key: Hashable) -> np.ndarray:
         return self._tokens[key]

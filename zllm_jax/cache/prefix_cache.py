@@ -186,12 +186,13 @@ class PrefixCache:
         if far is not None and (near is None or far.common > near.common):
             here = near.common if near is not None else 0
             stored = len(self._on_disk.tokens(far.key))
-            bytes_read = (
-                -(-stored // self._capacity.page_tokens) * self._capacity.page_bytes + self._capacity.ring_bytes
-            )
-            if self.rates.restoring_wins(bytes_read, far.common - here):
+            if self.rates.restoring_wins(self._state_bytes(stored), far.common - here):
                 return Tier.DISK, far
         return (Tier.RESIDENT, near) if near is not None else None
+
+    def _state_bytes(self, num_tokens: int) -> int:
+        c = self._capacity
+        return -(-num_tokens // c.page_tokens) * c.page_bytes + c.ring_bytes
 
     def _match(self, index: PrefixIndex, prompt: np.ndarray) -> Match | None:
         return index.longest(prompt) if self._capacity.truncatable else index.longest_whole(prompt)
@@ -313,7 +314,7 @@ class PrefixCache:
     def _reconcile(self, store: SnapshotStore) -> None:
         """The store's quota may have removed older snapshots."""
         there = {info.id for info in store.list()}
-        for key in [key for key in self._on_disk.keys() if key not in there]:
+        for key in [key for key in self._on_disk if key not in there]:
             self._forget_snapshot(str(key))
 
     def _drop(self, one: Resident) -> None:

@@ -68,8 +68,8 @@ class Extent:
         raw = np.fromfile(self.path, np.uint8, count, offset=self.offset + start * self.row_bytes)
         if raw.size != count:
             raise BadCheckpoint(f"{self.path} became shorter while {self.name} was read", tensor=self.name)
-        raw = raw.reshape(stop - start, self.row_bytes)
-        return raw.view(self.encoding.plain) if self.encoding.plain else _dequantize(raw, self.encoding)
+        rows = raw.reshape(stop - start, self.row_bytes)
+        return rows.view(self.encoding.plain) if self.encoding.plain else _dequantize(rows, self.encoding)
 
 
 def _dequantize(rows: np.ndarray, encoding: Encoding) -> np.ndarray:

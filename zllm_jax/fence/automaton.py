@@ -26,7 +26,8 @@ class ByteAutomaton:
         num_states = len(self.accepting)
         if self.transitions.shape != (num_states, 256):
             raise ValueError(f"transitions are {self.transitions.shape}, must be ({num_states}, 256) as accepting says")
-        if self.transitions.min() < 0 or self.transitions.max() >= num_states or not 0 <= self.start < num_states:
+        inside = bool(np.all((self.transitions >= 0) & (self.transitions < num_states)))
+        if not inside or not 0 <= self.start < num_states:
             raise ValueError(f"start and transitions must be states in [0, {num_states})")
         if self.accepting[DEAD] or self.transitions[DEAD].any():
             raise ValueError("state 0 must accept nothing and lead only to itself")

@@ -14,7 +14,7 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 def keep_compilations(folder: Path) -> None:
     """Use `folder` as jax's persistent compilation cache (unless the user has set one)."""
-    if jax.config.jax_compilation_cache_dir is None:
+    if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
         folder.mkdir(parents=True, exist_ok=True)
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)

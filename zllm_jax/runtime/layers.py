@@ -22,7 +22,7 @@ def product(x: jax.Array, w: jax.Array, bias: jax.Array | None = None) -> jax.Ar
 
 
 def logits_of(x: jax.Array, head: jax.Array) -> jax.Array:
-    """x [B, D], head [V, D] -> f32[B, V]. The head stays as the embedding is stored, so that a tied one is not copied."""
+    """x [B, D], head [V, D] -> f32[B, V]. The head keeps the embedding's layout: a tied one needs no copy."""
     return jax.lax.dot_general(
         x, head, (((1,), (1,)), ((), ())), precision=_precision(head.dtype), preferred_element_type=jnp.float32
     )

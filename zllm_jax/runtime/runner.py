@@ -113,7 +113,7 @@ class Runner:
         self._state, sampled = _prefill(params=self._params, state=self._state, inputs=inputs, cfg=self._cfg)
         if not chunk.last:
             return None
-        (drawn,) = _drawn(sampled, [chunk.sampling])
+        (drawn,) = _drawn(_fetch(sampled, [chunk.sampling]), [chunk.sampling])
         return drawn
 
     def decode(self, rows: Sequence[Row], steps_wanted: int) -> list[list[Drawn]]:
@@ -136,9 +136,9 @@ class Runner:
             params=self._params, state=self._state, inputs=inputs, cfg=self._cfg, max_steps=self._decode_steps
         )
         emitted = np.asarray(out.emitted)
-        most = int(emitted.max(initial=0))
         samplings = [row.sampling for row in rows]
-        by_step = [_drawn(jax.tree.map(lambda x: x[i], _fetch(out.sampled, samplings)), samplings) for i in range(most)]
+        sampled = _fetch(out.sampled, samplings)
+        by_step = [_drawn(_at_step(sampled, i), samplings) for i in range(int(emitted.max(initial=0)))]
         return [[by_step[i][b] for i in range(emitted[b])] for b in range(len(rows))]
 
     def copy_page(self, source: int, target: int) -> None:
@@ -243,9 +243,12 @@ def _fetch(sampled: Sampled, samplings: Sequence[Sampling]) -> Sampled:
     return Sampled(ids, ids, ids, ids)
 
 
+def _at_step(sampled: Sampled, step: int) -> Sampled:
+    return jax.tree.map(lambda array: array[step], sampled)
+
+
 def _drawn(sampled: Sampled, samplings: Sequence[Sampling]) -> list[Drawn]:
     """One step's tokens, a row a sampling."""
-    sampled = _fetch(sampled, samplings)
     out = []
     for b, one in enumerate(samplings):
         token = int(sampled.ids[b])

@@ -42,7 +42,7 @@ class SamplingParams:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Sampled:
-    """ids i32[B]; log p of the model's own distribution for it, f32[B], and the most likely tokens' (only where asked)."""
+    """ids i32[B]; its log p under the model's own distribution f32[B], and the most likely ones' (where asked)."""
 
     ids: jax.Array
     logprob: jax.Array
@@ -89,8 +89,8 @@ def sample(
 ) -> Sampled:
     """Draw one token a row.
 
-    logits f32[B, V]; history and `slots` i32[B]: the row of each sequence; positions i32[B]: of the drawn token, which with the seed fixes the
-    noise; mask u32[B, W]: bit i of word w allows token 32 w + i.
+    logits f32[B, V]; history and `slots` i32[B]: the row of each sequence; positions i32[B]: of the drawn token,
+    which with the seed fixes the noise; mask u32[B, W]: bit i of word w allows token 32 w + i.
     """
     raw = logits
     logits = jax.lax.cond(jnp.any(params.bias_ids >= 0), _add_bias, lambda x, *_: x, logits, params)

@@ -20,7 +20,7 @@ RULES: Mapping[str, str | None] = {
 
 
 def partition(axes: Sequence[Axis], rules: Mapping[str, str | None] = RULES) -> PartitionSpec:
-    """Logical axes of one array -> its PartitionSpec. Raises ValueError for an unknown axis or a mesh axis used twice."""
+    """Logical axes of one array -> its PartitionSpec. Raises ValueError for an unknown axis and for a collision."""
     placed: list[str | None] = []
     for axis in axes:
         if axis is not None and axis not in rules:

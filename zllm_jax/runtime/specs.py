@@ -15,7 +15,7 @@ Axis = Literal["vocab", "embed", "heads", "kv_heads", "head_dim", "ffn"] | None
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """One parameter. `axes` names a logical axis a dimension; `init` is "normal" (1/sqrt(fan in)), "ones" or "zeros"."""
+    """One parameter. `axes`: a logical axis a dimension; `init`: "normal" (1/sqrt(fan in)), "ones" or "zeros"."""
 
     shape: tuple[int, ...]
     axes: tuple[Axis, ...]

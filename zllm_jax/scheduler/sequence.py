@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -140,7 +141,7 @@ class Sequence:
         """The instants as durations. A part that was not reached is 0, and the last one reached takes the rest."""
         marks = [self.job.started, self.submitted, self.admitted, self.restored, self.first, self.latest]
         reached = [mark for mark in marks if mark is not None] + [ended]
-        spans = [max(0.0, after - before) for before, after in zip(reached, reached[1:], strict=False)]
+        spans = [max(0.0, after - before) for before, after in pairwise(reached)]
         spans += [0.0] * (6 - len(spans))
         return Timing(
             prep_s=spans[0], queue_s=spans[1], restore_s=spans[2], prefill_s=spans[3], decode_s=spans[4],
