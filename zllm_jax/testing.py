@@ -1,4 +1,4 @@
-"""The testing room: a tokenizer without files, tiny model shapes, and an engine that says what a test tells it to."""
+"""The testing room: a tokenizer without files, tiny model shapes, an engine and a device that do as they are told."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import codecs
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from zllm_jax.config import ModelConfig, RopeConfig
 from zllm_jax.errors import BudgetExceeded
@@ -18,6 +20,7 @@ from zllm_jax.values import (
     Delta,
     Envelope,
     Request,
+    Sampling,
     Status,
     Telemetry,
     Tier,
@@ -25,6 +28,9 @@ from zllm_jax.values import (
     TokenLogprob,
     Usage,
 )
+
+if TYPE_CHECKING:
+    from zllm_jax.runtime import Capacity, Chunk, Drawn, Row, RowLayout
 
 
 class ByteTokenizer:
@@ -39,6 +45,8 @@ class ByteTokenizer:
     pad_id = 258
     vocab_size = 259
     eos_ids = (eos_id,)
+    special_ids = frozenset({bos_id, eos_id, pad_id})
+    strips_space = False
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -248,13 +256,171 @@ class _Call:
             raise self.script.error
 
     def _logprobs(self, tokens: Sequence[int]) -> tuple[TokenLogprob, ...]:
-        """Made up but reproducible: -0.5 for the chosen token, -1.0, -1.5, ... for the ids after it."""
         count = self.request.sampling.logprobs
-        if count is None:
-            return ()
-        return tuple(
-            TokenLogprob(
-                token=token, logprob=-0.5, top=tuple(((token + i) % 256, -0.5 * (i + 1)) for i in range(count))
-            )
-            for token in tokens
+        return () if count is None else tuple(_logprob(token, count) for token in tokens)
+
+
+def _logprob(token: int, count: int) -> TokenLogprob:
+    """Made up but reproducible: -0.5 for the chosen token, -1.0, -1.5, ... for the ids after it."""
+    top = tuple(((token + i) % 256, -0.5 * (i + 1)) for i in range(count))
+    return TokenLogprob(token=token, logprob=-0.5, top=top)
+
+
+NextToken = Callable[[Sequence[int], Sampling, int], int]
+_CHAIN_BITS = 62
+
+
+def chained_token(history: Sequence[int], sampling: Sampling, seed: int) -> int:
+    """What a `ScriptedBackend` draws unless told otherwise: any change in the history changes it. A byte, never EOS."""
+    chain = 0 if sampling.temperature == 0.0 else seed
+    for token in history:
+        chain = _chained(chain, token)
+    return (chain >> 24) % 256
+
+
+def _chained(chain: int, token: int) -> int:
+    return (chain * 6364136223846793005 + token * 2862933555777941757 + 1442695040888963407) % (1 << _CHAIN_BITS)
+
+
+class ScriptedBackend:
+    """A device without a model (`runtime.Backend`), which notices when it is handed a state that is not what it seems.
+
+    The row of a token is (token, position, fingerprint of the history up to it). Whenever a sequence is computed,
+    read or continued, the rows under its page table must be one unbroken history, or `AssertionError` names the row:
+    so a wrong page, a stale row, a page that another sequence wrote to, or a ring at another position is seen at once.
+
+    window: tokens of a ring that a sequence keeps besides its pages (0: none, the state can be cut anywhere).
+    next_token: the token that follows a history (prompt and output so far), given sampling and seed.
+    before: called with the name of each call of `Backend` before it does anything; it may raise, wait or count.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 32,
+        page_tokens: int = 4,
+        num_slots: int = 4,
+        max_pages: int = 16,
+        window: int = 0,
+        num_rings: int = 8,
+        chunk_sizes: tuple[int, ...] = (4, 16),
+        decode_steps: int = 4,
+        next_token: NextToken = chained_token,
+        before: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        from zllm_jax.runtime import Capacity  # here, because the runtime imports jax and this module must not
+
+        self.capacity: Capacity = Capacity(
+            num_pages=num_pages,
+            page_tokens=page_tokens,
+            num_rings=num_rings if window else 0,
+            num_slots=num_slots,
+            max_pages=max_pages,
+            page_bytes=page_tokens * _ROW_BYTES,
+            ring_bytes=window * _ROW_BYTES,
+            truncatable=not window,
+            chunk_sizes=chunk_sizes,
+            decode_steps=decode_steps,
         )
+        rows = np.dtype(np.int64)
+        self.row_layout: RowLayout = {"paged.rows": (rows, (None, 3), 0)}
+        if window:
+            self.row_layout = {**self.row_layout, "ring.rows": (rows, (window, 3), None)}
+        self.next_token, self.before = next_token, before
+        self.num_computed = 0  # tokens whose rows were computed here
+        self._window = window
+        self._pages = np.full((num_pages, page_tokens, 3), -1, np.int64)
+        self._rings = np.full((num_rings, window, 3), -1, np.int64)
+
+    def begin(self, slot: int, tokens: Sequence[int]) -> None:
+        self.before("begin")
+
+    def prefill(self, chunk: Chunk) -> Drawn | None:
+        self.before("prefill")
+        if len(chunk.tokens) > self.capacity.chunk_sizes[-1]:
+            raise AssertionError(f"a chunk of {len(chunk.tokens)} tokens, at most {self.capacity.chunk_sizes[-1]}")
+        history = self._history(chunk.pages, chunk.ring, chunk.start)
+        for token in chunk.tokens:
+            self._append(history, token, chunk.pages, chunk.ring)
+        return self._draw(history, chunk.sampling, chunk.seed) if chunk.last else None
+
+    def decode(self, rows: Sequence[Row], steps: int) -> list[list[Drawn]]:
+        self.before("decode")
+        if len(rows) > self.capacity.num_slots or len({row.slot for row in rows}) < len(rows):
+            raise AssertionError(f"slots {[row.slot for row in rows]} of {self.capacity.num_slots}")
+        return [self._decode(row, steps) for row in rows]
+
+    def copy_page(self, source: int, target: int) -> None:
+        self.before("copy_page")
+        self._pages[target] = self._pages[source]
+
+    def copy_ring(self, source: int, target: int) -> None:
+        self.before("copy_ring")
+        self._rings[target] = self._rings[source]
+
+    def read(self, pages: Sequence[int], ring: int, num_tokens: int) -> dict[str, np.ndarray]:
+        self.before("read")
+        self._history(pages, ring, num_tokens)
+        rows = {"paged.rows": self._pages[list(pages)].reshape(-1, 3)[:num_tokens]}
+        return rows | ({"ring.rows": self._rings[ring].copy()} if self._window else {})
+
+    def write(self, rows: Mapping[str, np.ndarray], pages: Sequence[int], ring: int) -> int:
+        self.before("write")
+        for position, row in enumerate(rows["paged.rows"]):
+            self._pages[self._place(pages, position)] = row
+        if self._window:
+            self._rings[ring] = rows["ring.rows"]
+        return sum(value.nbytes for value in rows.values())
+
+    def _decode(self, row: Row, steps: int) -> list[Drawn]:
+        history = self._history(row.pages, row.ring, row.position)
+        out: list[Drawn] = []
+        token = row.token
+        while len(out) < min(steps, row.budget) and (not out or token not in row.stop_ids):
+            self._append(history, token, row.pages, row.ring)
+            out.append(self._draw(history, row.sampling, row.seed))
+            token = out[-1].token
+        return out
+
+    def _draw(self, history: list[int], sampling: Sampling, seed: int) -> Drawn:
+        from zllm_jax.runtime import Drawn
+
+        token = self.next_token(history, sampling, seed)
+        return Drawn(token, None if sampling.logprobs is None else _logprob(token, sampling.logprobs))
+
+    def _append(self, history: list[int], token: int, pages: Sequence[int], ring: int) -> None:
+        position = len(history)
+        before = int(self._pages[self._place(pages, position - 1)][2]) if position else 0
+        row = token, position, _chained(before, token)
+        self._pages[self._place(pages, position)] = row
+        if self._window:
+            self._rings[ring, position % self._window] = row
+        history.append(token)
+        self.num_computed += 1
+
+    def _history(self, pages: Sequence[int], ring: int, num_tokens: int) -> list[int]:
+        """The tokens of the first `num_tokens` rows, each row checked."""
+        tokens: list[int] = []
+        chain = 0
+        for position in range(num_tokens):
+            page, offset = self._place(pages, position)
+            found = tuple(self._pages[page, offset].tolist())
+            chain = _chained(chain, found[0])
+            if found[1:] != (position, chain):
+                raise AssertionError(f"row {offset} of page {page} should hold position {position}, it holds {found}")
+            kept = self._rings[ring, position % self._window] if self._window else None
+            if kept is not None and position >= num_tokens - self._window and tuple(kept.tolist()) != found:
+                raise AssertionError(
+                    f"row {position % self._window} of ring {ring} should hold position {position}, it holds {kept}"
+                )
+            tokens.append(found[0])
+        return tokens
+
+    def _place(self, pages: Sequence[int], position: int) -> tuple[int, int]:
+        index, offset = divmod(position, self.capacity.page_tokens)
+        if index >= len(pages):
+            raise AssertionError(f"position {position} is beyond the {len(pages)} pages of its sequence")
+        return pages[index], offset
+
+
+_ROW_BYTES = 3 * np.dtype(np.int64).itemsize
