@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cache.snapshots import REPO, assert_same, entry_folder, ids, open_store, python, state
+from zllm_jax.cache.manifest import parse
 from zllm_jax.cache.snapshot_files import Files
 from zllm_jax.errors import StoreUnavailable
 
@@ -110,6 +111,28 @@ def test_a_failure_at_any_step_leaves_nothing(tmp_path: Path, step: str, monkeyp
         store.save(ids(20, 1), state(20, 1))
     assert os.listdir(store.where) == [kept.id]
     assert store.list() == [kept]
+
+
+def test_the_manifest_is_last_and_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it is written, every other file lies there under its final name and the folders are on disk."""
+    store = open_store(tmp_path)
+    files: Files = store._files
+    settled: list[str] = []
+    seen: dict[str, int] = {}
+    write, settle = files.write, files.settle
+
+    def writing(path: str, data: bytes) -> int:
+        id, name = path.split("/", 1)
+        assert name == "manifest"
+        assert settled == [id]
+        seen.update(files.sizes(id) or {})
+        assert seen == parse(data).files()
+        return write(path, data)
+
+    monkeypatch.setattr(files, "settle", lambda id: (settle(id), settled.append(id)))
+    monkeypatch.setattr(files, "write", writing)
+    store.save(ids(50), state(50))
+    assert seen
 
 
 def test_a_full_disk(tmp_path: Path) -> None:

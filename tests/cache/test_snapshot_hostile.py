@@ -174,6 +174,7 @@ LIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "no tokens": in_array(0, shape=[0]),
     "negative": in_array(1, shape=[3, 2, TOKENS, -8]),
     "absurd shape": in_array(1, shape=[1 << 30, 1 << 30, TOKENS, 1 << 30]),
+    "overflowing shape": in_array(3, shape=[1 << 40] * 4),
     "larger shape": in_array(1, shape=[3, 2, TOKENS, 16]),
     "huge number": in_array(1, shape=[3, 2, TOKENS, 10**400]),
     "fraction": in_array(1, shape=[3, 2, TOKENS, 8.0]),
