@@ -8,6 +8,8 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,10 +120,8 @@ class PrefixCache:
         self._leases -= 1
         used = -(-len(tokens) // self._capacity.page_tokens)
         self._pages.release(lease.pages[used:])
-        for key in self._on_device.prefixes_of(tokens):
-            older = self._residents[str(key)]
-            if self._capacity.truncatable or len(older.tokens) == len(tokens):
-                self._drop(older)  # the new state serves every prefix that the old one served
+        for key in self._superseded(self._on_device, tokens):
+            self._drop(self._residents[str(key)])
         ring = lease.ring if self._capacity.num_rings else None
         one = Resident(f"c{next(self._names)}", tokens, lease.pages[:used], ring, next(self._clock))
         self._residents[one.id] = one
@@ -131,8 +131,7 @@ class PrefixCache:
     def abort(self, lease: Lease) -> None:
         """Return everything of a lease whose state is not worth keeping."""
         self._leases -= 1
-        self._pages.release(lease.pages)
-        self._release_ring(lease.ring)
+        self._return(lease)
 
     def evict(self) -> int:
         """Move every resident conversation to disk; returns the bytes written. What cannot be saved is dropped."""
@@ -197,6 +196,11 @@ class PrefixCache:
     def _match(self, index: PrefixIndex, prompt: np.ndarray) -> Match | None:
         return index.longest(prompt) if self._capacity.truncatable else index.longest_whole(prompt)
 
+    def _superseded(self, index: PrefixIndex, tokens: np.ndarray) -> list[Hashable]:
+        """The states whose every use one of `tokens` serves as well: its prefixes, or only its equals with a ring."""
+        found = index.prefixes_of(tokens)
+        return found if self._capacity.truncatable else [key for key in found if len(index.tokens(key)) == len(tokens)]
+
     # -- leases ----------------------------------------------------------------------------------------------------
 
     def _lease_cold(self, wanted: int) -> Lease | None:
@@ -213,18 +217,19 @@ class PrefixCache:
         shared = one.pages[:whole]
         self._pages.share(shared)
         lease = Lease([*shared, *self._pages.take(wanted - whole)], self._take_ring(), match.common, Tier.RESIDENT)
-        if rest:  # the page is written further on: copy it, the conversation keeps its own
-            self._backend.copy_page(one.pages[whole], lease.pages[whole])
-            lease.bytes_copied += self._capacity.page_bytes
-        if one.ring is not None:
-            self._backend.copy_ring(one.ring, lease.ring)
-            lease.bytes_copied += self._capacity.ring_bytes
+        with self._returned_on_failure(lease):
+            if rest:  # the page is written further on: copy it, the conversation keeps its own
+                self._backend.copy_page(one.pages[whole], lease.pages[whole])
+                lease.bytes_copied += self._capacity.page_bytes
+            if one.ring is not None:
+                self._backend.copy_ring(one.ring, lease.ring)
+                lease.bytes_copied += self._capacity.ring_bytes
         return lease
 
     def _lease_restored(self, match: Match, wanted: int) -> Lease | None:
         """Read the snapshot into fresh pages; a failure removes it and returns None."""
-        if self._store is None or not self._make_room(wanted, keep=None):
-            return None
+        if self._store is None or not self._make_room(wanted, keep=None) or match.key not in self._on_disk:
+            return None  # what moved to disk to make room may have superseded it, or the quota removed it
         start = time.perf_counter()
         expect = {name: (dtype, shape) for name, (dtype, shape, _) in self._backend.row_layout.items()}
         key = str(match.key)
@@ -238,11 +243,25 @@ class PrefixCache:
         lease = Lease(self._pages.take(wanted), self._take_ring(), match.common, Tier.DISK)
         rows = {name: self._first_tokens(name, value, match.common) for name, value in snapshot.arrays.items()}
         used = -(-match.common // self._capacity.page_tokens)
-        lease.bytes_copied = self._backend.write(rows, lease.pages[:used], lease.ring)
+        with self._returned_on_failure(lease):
+            lease.bytes_copied = self._backend.write(rows, lease.pages[:used], lease.ring)
         lease.bytes_read = snapshot.bytes_read
         self.counters.bytes_read += snapshot.bytes_read
         self.rates.restored(snapshot.bytes_read, time.perf_counter() - start)
         return lease
+
+    @contextmanager
+    def _returned_on_failure(self, lease: Lease) -> Iterator[None]:
+        """A device call that fails must not keep the pages of a lease that nobody gets."""
+        try:
+            yield
+        except BaseException:
+            self._return(lease)
+            raise
+
+    def _return(self, lease: Lease) -> None:
+        self._pages.release(lease.pages)
+        self._release_ring(lease.ring)
 
     def _first_tokens(self, name: str, value: np.ndarray, count: int) -> np.ndarray:
         axis = self._backend.row_layout[name][2]
@@ -298,9 +317,9 @@ class PrefixCache:
             return
         self.counters.bytes_written += info.nbytes
         one.snapshot = info.id
-        older = self._on_disk.prefixes_of(one.tokens) if self._capacity.truncatable else []
+        older = self._superseded(self._on_disk, one.tokens)
         self._on_disk.add(info.id, one.tokens)
-        for key in older:  # the longer snapshot serves every prefix of itself
+        for key in older:
             self._forget_snapshot(str(key))
             self._delete(store, str(key))
         self._reconcile(store)
