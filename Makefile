@@ -34,7 +34,7 @@ serve: ready  ## serve MODEL over HTTP on 127.0.0.1:8000
 	$(BIN)/zllm serve --model $(MODEL)
 
 notebooks: ready  ## execute the notebooks and keep their outputs
-	$(BIN)/jupytext --to notebook --execute notebooks/*.py
+	$(BIN)/python scripts/notebooks
 
 lock:  ## resolve the requirements anew and lock them with hashes (needs uv)
 	scripts/lock --upgrade
