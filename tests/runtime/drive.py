@@ -1,0 +1,181 @@
+"""A runner driven by hand: where a sequence stands, its prompt in pieces, its tokens, its logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from zllm_jax.config import ModelConfig
+from zllm_jax.runtime import (
+    Chunk,
+    Drawn,
+    PrefillInputs,
+    Row,
+    Runner,
+    StateShape,
+    init_state,
+    pack_sampling,
+    prefill_logits,
+)
+from zllm_jax.values import Sampling
+
+GREEDY = Sampling(temperature=0.0)
+GREEDY_LOGPROBS = Sampling(temperature=0.0, logprobs=20)
+
+_score = jax.jit(prefill_logits, static_argnames="cfg", donate_argnames="state")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a sequence owns in a runner's state."""
+
+    pages: tuple[int, ...]
+    ring: int = 0
+    slot: int = 0
+
+
+class Scorer(Runner):
+    """A runner that also says the logits of every position, and shows its state."""
+
+    @property
+    def bits(self) -> list[np.ndarray]:
+        """Copies of every array of the state, as integers, so that NaN equals NaN."""
+        leaves = [np.array(leaf) for leaf in jax.tree.leaves(self._state)]
+        return [leaf.view(np.uint8) for leaf in leaves]
+
+    @property
+    def layers(self) -> tuple[Any, ...]:
+        return self._state.layers
+
+    def forget(self) -> None:
+        """A fresh state, NaN wherever nobody has written."""
+        self._state = init_state(self._spec, self._shape, self._cfg.vocab_size, self._dtype, float("nan"))
+
+    @contextmanager
+    def mutated(self, *, params: Any = None, cfg: ModelConfig | None = None) -> Iterator[None]:
+        """Inside the block the steps compute with other parameters or another configuration, on the same state."""
+        right = self._params, self._cfg
+        self._params, self._cfg = params or self._params, cfg or self._cfg
+        yield
+        self._params, self._cfg = right
+
+    def score(self, tokens: Sequence[int], place: Place, *, size: int, start: int = 0) -> np.ndarray:
+        """f32[T, V]: the logits after each of `tokens`, computed in pieces of at most `size` in a bucket of `size`."""
+        found = []
+        for at in range(0, len(tokens), size):
+            piece = tokens[at : at + size]
+            padded = np.zeros(size, np.int32)
+            padded[: len(piece)] = piece
+            inputs = PrefillInputs(
+                tokens=padded,
+                start=np.int32(start + at),
+                count=np.int32(len(piece)),
+                table=self._table(place.pages),
+                ring=np.int32(place.ring),
+                slot=np.int32(place.slot),
+                sampling=pack_sampling([(GREEDY, 0)]),
+                last=np.bool_(False),
+            )
+            self._state, logits = _score(params=self._params, state=self._state, inputs=inputs, cfg=self._cfg)
+            found.append(np.asarray(logits)[: len(piece)])
+        return np.concatenate(found)
+
+
+def scorer(params: Any, cfg: ModelConfig, shape: StateShape, **options: Any) -> Scorer:
+    """A runner whose pages and rings hold NaN until somebody writes them."""
+    return Scorer(params, cfg, shape, fill=float("nan"), **options)
+
+
+def scattered(shape: StateShape, seed: int, count: int | None = None) -> tuple[int, ...]:
+    """`count` (all that a sequence may have) different pages in no order."""
+    return tuple(np.random.default_rng(seed).permutation(shape.num_pages)[: count or shape.max_pages].tolist())
+
+
+def pieces(tokens: Sequence[int], size: int) -> Iterator[tuple[int, Sequence[int]]]:
+    for start in range(0, len(tokens), size):
+        yield start, tokens[start : start + size]
+
+
+def prefilled(
+    runner: Runner,
+    tokens: Sequence[int],
+    place: Place,
+    *,
+    size: int,
+    sampling: Sampling = GREEDY,
+    seed: int = 0,
+    start: int = 0,
+) -> Drawn:
+    """The first token after a prompt that is computed in pieces of `size`; `start` tokens of it stand already."""
+    drawn = None
+    for at, piece in pieces(tokens[start:], size):
+        last = start + at + len(piece) == len(tokens)
+        drawn = runner.prefill(
+            Chunk(
+                tokens=piece,
+                start=start + at,
+                pages=place.pages,
+                ring=place.ring,
+                slot=place.slot,
+                sampling=sampling,
+                seed=seed,
+                last=last,
+            )
+        )
+        assert (drawn is not None) == last
+    assert drawn is not None
+    return drawn
+
+
+def row(token: int, position: int, place: Place, **changes: Any) -> Row:
+    """A greedy row with a budget of one token."""
+    plain = Row(
+        token=token,
+        position=position,
+        pages=place.pages,
+        ring=place.ring,
+        slot=place.slot,
+        sampling=GREEDY,
+        seed=0,
+        budget=1,
+        stop_ids=(),
+    )
+    return replace(plain, **changes)
+
+
+def continued(
+    runner: Runner, first: Drawn, position: int, place: Place, count: int, *, steps: int = 4, **changes: Any
+) -> list[Drawn]:
+    """`count` tokens, `first` among them; it is fed at `position`. changes: those of the `Row`."""
+    drawn = [first]
+    while len(drawn) < count:
+        at = position + len(drawn) - 1
+        (more,) = runner.decode(
+            [row(drawn[-1].token, at, place, budget=count - len(drawn), **changes)], min(steps, count - len(drawn))
+        )
+        drawn += more
+    return drawn
+
+
+def fed(runner: Runner, tokens: Sequence[int], place: Place, *, start: int = 0, **changes: Any) -> Drawn:
+    """What is drawn after the last of `tokens`, each fed through a decode step of its own."""
+    drawn: list[Drawn] = []
+    for position, token in enumerate(tokens, start):
+        ((one,),) = runner.decode([row(token, position, place, **changes)], 1)
+        drawn.append(one)
+    return drawn[-1]
+
+
+def ids(drawn: Sequence[Drawn]) -> list[int]:
+    return [one.token for one in drawn]
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """f64, over the last axis."""
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
