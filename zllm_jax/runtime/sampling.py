@@ -139,7 +139,8 @@ def _greedy(logits: jax.Array, params: SamplingParams, positions: jax.Array) -> 
 def _draw(logits: jax.Array, params: SamplingParams, positions: jax.Array) -> jax.Array:
     greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     cold = params.temperature <= 0
-    scaled = logits / jnp.where(cold, 1.0, params.temperature)[:, None]
+    below = logits - jnp.max(logits, axis=-1, keepdims=True)  # at most 0: no temperature makes two of them +inf
+    scaled = below / jnp.where(cold, 1.0, params.temperature)[:, None]
     truncating = ~cold & ((params.top_k > 0) | (params.top_p < 1) | (params.min_p > 0))
     scaled = jax.lax.cond(jnp.any(truncating), truncate, lambda x, *_: x, scaled, params)
     drawn = jnp.argmax(scaled + _gumbel(params.seed, positions, logits.shape[1]), axis=-1).astype(jnp.int32)
