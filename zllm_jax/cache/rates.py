@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-_WEIGHT = 0.3
+_MEMORY = 0.7  # what a measurement still counts after the next one
+
+
+@dataclass
+class _Rate:
+    """Amount over seconds of all measurements: a long one counts more than a short one, a new one than an old."""
+
+    amount: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, amount: float, seconds: float) -> None:
+        self.amount = _MEMORY * self.amount + amount
+        self.seconds = _MEMORY * self.seconds + max(seconds, 1e-9)
+
+    @property
+    def value(self) -> float:
+        return self.amount / self.seconds if self.seconds else 0.0
 
 
 @dataclass
 class Rates:
-    """Moving averages; 0 until something was measured."""
+    """How fast states are restored and computed here; 0 until something was measured."""
 
-    restore_bytes_s: float = 0.0
-    prefill_tokens_s: float = 0.0
+    _restore: _Rate = field(default_factory=_Rate)
+    _prefill: _Rate = field(default_factory=_Rate)
+
+    @property
+    def restore_bytes_s(self) -> float:
+        return self._restore.value
+
+    @property
+    def prefill_tokens_s(self) -> float:
+        return self._prefill.value
 
     def restored(self, num_bytes: int, seconds: float) -> None:
-        self.restore_bytes_s = _blend(self.restore_bytes_s, num_bytes / max(seconds, 1e-9))
+        self._restore.add(num_bytes, seconds)
 
     def prefilled(self, num_tokens: int, seconds: float) -> None:
-        self.prefill_tokens_s = _blend(self.prefill_tokens_s, num_tokens / max(seconds, 1e-9))
+        self._prefill.add(num_tokens, seconds)
 
     def restoring_wins(self, num_bytes: int, tokens_saved: int) -> bool:
         """Whether reading `num_bytes` is predicted to take less time than computing `tokens_saved` tokens.
@@ -28,7 +52,3 @@ class Rates:
         if not self.restore_bytes_s or not self.prefill_tokens_s:
             return True
         return num_bytes / self.restore_bytes_s < tokens_saved / self.prefill_tokens_s
-
-
-def _blend(old: float, new: float) -> float:
-    return new if old == 0.0 else (1 - _WEIGHT) * old + _WEIGHT * new

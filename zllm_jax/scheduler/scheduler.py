@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from zllm_jax.cache import PrefixCache
 from zllm_jax.errors import BudgetExceeded, Overloaded
 from zllm_jax.runtime import Backend, Chunk, Drawn, Row
-from zllm_jax.scheduler.plan import Plan, plan
+from zllm_jax.scheduler.plan import plan
 from zllm_jax.scheduler.sequence import Job, Outcome, Sequence, Ticket, clock
 from zllm_jax.values import Status, Telemetry
 
@@ -98,28 +99,31 @@ class Scheduler:
 
     def _round(self) -> None:
         todo = plan(self._running, self._capacity.chunk_sizes, self._capacity.decode_steps, bool(self._waiting))
-        try:
-            self._run(todo)
-        except Exception as error:  # a failing kernel must not take the loop, nor other callers, with it
-            log.exception("a device round failed")
-            involved = [*todo.decode, *([todo.prefill] if todo.prefill else [])]
-            for one in involved:
-                if one in self._running:
-                    self._end(one, Status.FAULTED, "fault", keep=False, error=f"{type(error).__name__}: {error}")
-
-    def _run(self, todo: Plan) -> None:
         one = todo.prefill
         if one is not None:
-            start = clock()
-            drawn = self._prefill(one, todo.start, todo.stop)
-            if drawn is not None:
-                self._cache.rates.prefilled(todo.stop - todo.start, clock() - start)
-                self._commit(one, [drawn])
+            with self._faults_end(one):
+                drawn = self._prefill(one, todo.start, todo.stop)
+                if drawn is not None:
+                    self._commit(one, [drawn])
         if todo.decode:
-            for seq, out in zip(
-                todo.decode, self._backend.decode([_row(s) for s in todo.decode], todo.steps), strict=True
-            ):
-                self._commit(seq, out)
+            with self._faults_end(*todo.decode):
+                drawn_rows = self._backend.decode([_row(one) for one in todo.decode], todo.steps)
+                for one, out in zip(todo.decode, drawn_rows, strict=True):
+                    self._commit(one, out)
+
+    @contextmanager
+    def _faults_end(self, *involved: Sequence) -> Iterator[None]:
+        """A failing device call ends the sequences in it; it must not take the loop, nor others, with it."""
+        try:
+            yield
+        except Exception as error:
+            log.exception("a device call failed")
+            for one in involved:
+                if one in self._running:
+                    self._fault(one, error)
+
+    def _fault(self, one: Sequence, error: Exception) -> None:
+        self._end(one, Status.FAULTED, "fault", keep=False, error=f"{type(error).__name__}: {error}")
 
     def _prefill(self, one: Sequence, start: int, stop: int) -> Drawn | None:
         assert one.lease is not None
@@ -143,6 +147,7 @@ class Scheduler:
         now = clock()
         if one.first is None:
             one.first = now
+            self._measure_prefill(one, now)
         one.latest = now
         one.drawn += [drawn.token for drawn in out]
         one.ticket.put(out)
@@ -151,28 +156,39 @@ class Scheduler:
         elif one.left == 0:
             self._end(one, Status.TRUNCATED, "max_tokens")
 
+    def _measure_prefill(self, one: Sequence, now: float) -> None:
+        """From all chunks: a device may still be busy with the earlier ones when the last is handed to it."""
+        assert one.lease is not None
+        assert one.restored is not None
+        self._cache.rates.prefilled(one.prompt_tokens - one.lease.cached_tokens, now - one.restored)
+
     # -- coming and going ------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
         while self._waiting and self._slots:
             one = self._waiting[0]
-            one.admitted = clock()
             try:
-                lease = self._cache.acquire(one.job.prompt, one.job.max_tokens, look_up=one.job.cache)
+                if not self._start(one):
+                    return
             except Exception as error:
                 log.exception("admission failed")
-                self._waiting.popleft()
-                self._end(one, Status.FAULTED, "fault", error=f"{type(error).__name__}: {error}")
-                continue
-            if lease is None:
-                one.admitted = None
-                return
-            self._waiting.popleft()
-            one.lease, one.slot, one.computed = lease, self._slots.pop(), lease.cached_tokens
-            if _uses_history(one.job):
-                self._backend.begin(one.slot, one.job.prompt.tolist())
-            one.restored = clock()
+                self._fault(one, error)
+
+    def _start(self, one: Sequence) -> bool:
+        """Give a waiting sequence its state and slot; False while there is no room for it."""
+        admitted = clock()
+        lease = self._cache.acquire(one.job.prompt, one.job.max_tokens, look_up=one.job.cache)
+        if lease is None:
+            return False
+        one.lease, one.slot, one.computed = lease, self._slots.pop(), lease.cached_tokens
+        one.admitted = admitted
+        if _uses_history(one.job):
+            self._backend.begin(one.slot, one.job.prompt.tolist())
+        one.restored = clock()
+        with self._changed:
+            self._waiting.remove(one)
             self._running.append(one)
+        return True
 
     def _sweep(self) -> None:
         """End what was cancelled, stopped by its caller, or has run out of time."""

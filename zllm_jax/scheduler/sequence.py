@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -15,6 +16,7 @@ from zllm_jax.cache import Lease
 from zllm_jax.runtime import Drawn
 from zllm_jax.values import Sampling, Status, Telemetry, Tier, Timing, Usage
 
+log = logging.getLogger(__name__)
 clock = time.perf_counter
 
 
@@ -71,7 +73,15 @@ class Ticket:
             self._ready.notify_all()
             notify = self._notify
         if notify is not None:
+            self._tell(notify)
+
+    def _tell(self, notify: Callable[[], None]) -> None:
+        """The scheduler outlives its callers: one whose event loop is gone has gone away itself."""
+        try:
             notify()
+        except Exception as error:
+            log.warning("a caller that cannot be told of its tokens is taken as gone: %s", error)
+            self.cancelled = True
 
     def on_event(self, notify: Callable[[], None]) -> None:
         """Call `notify` (from the scheduler's thread) whenever `take` may have something new."""

@@ -1,0 +1,71 @@
+"""The next round as a pure function of the sequences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.scheduler.device import job
+from zllm_jax.scheduler import Sequence, Ticket, chunk_size, plan
+
+SIZES = (32, 128, 512)
+
+
+def sequence(prompt_tokens: int, computed: int, drawn: int = 0, max_tokens: int = 8, **options: object) -> Sequence:
+    one = Sequence(job([1] * prompt_tokens, max_tokens, **options), Ticket(lambda: None))
+    one.computed, one.drawn = computed, [0] * drawn
+    return one
+
+
+def test_nothing_to_do() -> None:
+    todo = plan([], SIZES, 4, waiting=False)
+    assert (todo.prefill, todo.decode) == (None, ())
+
+
+def test_decode_takes_all_its_steps_when_nobody_waits() -> None:
+    running = [sequence(5, 5, 1), sequence(9, 9, 3)]
+    todo = plan(running, SIZES, 4, waiting=False)
+    assert (todo.prefill, todo.decode, todo.steps) == (None, tuple(running), 4)
+    assert plan(running, SIZES, 4, waiting=True).steps == 1
+    assert plan([*running, sequence(5, 5, 1, single_step=True)], SIZES, 4, waiting=False).steps == 1
+
+
+def test_one_chunk_of_one_prompt_and_every_stream_a_round() -> None:
+    first, second, streams = sequence(700, 0), sequence(40, 0), [sequence(5, 5, 1), sequence(6, 6, 2)]
+    todo = plan([streams[0], first, streams[1], second], SIZES, 4, waiting=False)
+    assert (todo.prefill, todo.start, todo.stop) == (first, 0, 512)
+    assert (todo.decode, todo.steps) == (tuple(streams), 1)
+
+
+def test_a_sequence_with_nothing_left_is_not_decoded() -> None:
+    assert plan([sequence(5, 5, 8)], SIZES, 4, waiting=False).decode == ()
+
+
+@pytest.mark.parametrize(
+    ("remaining", "size"), [(1, 1), (32, 32), (40, 32), (64, 32), (65, 65), (100, 100), (700, 512)]
+)
+def test_chunk_size(remaining: int, size: int) -> None:
+    assert chunk_size(remaining, SIZES) == size
+
+
+@given(st.integers(1, 2000), st.sets(st.sampled_from([8, 16, 32, 100, 128, 512]), min_size=1))
+def test_chunks_cover_a_prompt_and_pad_less_than_one_bucket(num_tokens: int, sizes: set[int]) -> None:
+    """Each token once, each chunk in a bucket, and no more rows than with the smallest bucket that holds the rest."""
+    buckets = tuple(sorted(sizes))
+    chunks: list[int] = []
+    while sum(chunks) < num_tokens:
+        chunks.append(chunk_size(num_tokens - sum(chunks), buckets))
+        assert 1 <= chunks[-1] <= buckets[-1]
+    assert sum(chunks) == num_tokens
+    rows = sum(min(bucket for bucket in buckets if bucket >= chunk) for chunk in chunks)
+    whole, rest = divmod(num_tokens, buckets[-1])
+    assert rows <= whole * buckets[-1] + (min(bucket for bucket in buckets if bucket >= rest) if rest else 0)
+
+
+def test_state_tokens_are_the_rows_that_exist() -> None:
+    one = sequence(5, 3)
+    assert one.state_tokens().tolist() == [1] * 3
+    one.computed, one.drawn = 5, [7, 8, 9]
+    assert np.array_equal(one.state_tokens(), [1] * 5 + [7, 8])  # 9 was drawn, but never fed
