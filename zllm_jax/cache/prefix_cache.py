@@ -11,7 +11,7 @@ import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,8 +20,10 @@ from zllm_jax.cache.pool import Pool
 from zllm_jax.cache.rates import Rates
 from zllm_jax.cache.snapshot import SnapshotStore, StateArray
 from zllm_jax.errors import CacheError, CorruptSnapshot
-from zllm_jax.runtime import Backend
 from zllm_jax.values import Tier
+
+if TYPE_CHECKING:
+    from zllm_jax.runtime import Backend  # importing it would bring jax to those who only list snapshots
 
 log = logging.getLogger(__name__)
 
