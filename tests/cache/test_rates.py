@@ -1,0 +1,34 @@
+"""Predictions from what was measured here."""
+
+from __future__ import annotations
+
+import pytest
+
+from zllm_jax.cache import Rates
+
+
+def test_restoring_is_tried_until_both_are_measured() -> None:
+    rates = Rates()
+    assert rates.restoring_wins(1 << 40, 1)
+    rates.restored(1, 1.0)
+    assert rates.restoring_wins(1 << 40, 1)
+    rates.prefilled(1000, 1.0)
+    assert not rates.restoring_wins(1 << 40, 1)
+
+
+def test_the_shorter_time_wins() -> None:
+    rates = Rates()
+    rates.restored(1000, 1.0)
+    rates.prefilled(10, 1.0)
+    assert rates.restoring_wins(9_900, 100)
+    assert not rates.restoring_wins(10_100, 100)
+
+
+def test_long_measurements_count_more_and_new_ones_replace_old_ones() -> None:
+    rates = Rates()
+    rates.prefilled(5000, 10.0)
+    rates.prefilled(1, 0.05)  # a tail of one token after a hit says little about 500 tokens/s
+    assert rates.prefill_tokens_s == pytest.approx(500, rel=0.05)
+    for _ in range(10):
+        rates.prefilled(1000, 1.0)
+    assert rates.prefill_tokens_s == pytest.approx(1000, rel=0.15)
