@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from zllm_jax.buffers import aligned_empty
 from zllm_jax.checkpoint.base import Checkpoint, TokenizerFiles
 from zllm_jax.checkpoint.encodings import Extent
 from zllm_jax.checkpoint.parameters import parameter_shapes
 from zllm_jax.config import Dtype, ModelConfig
 from zllm_jax.errors import BadCheckpoint
 
-ALIGNMENT = 64
 BLOCK_NUMBERS = 1 << 18  # decoded at a time: 1 MB of f32 stays in a core's cache and bounds the extra memory
 
 
@@ -74,7 +74,7 @@ class TensorFiles(Checkpoint):
     def read(self, name: str, dtype: Dtype = "float32") -> np.ndarray:
         source = self._sources[name]
         extent = source.extent
-        out = _aligned(self.shapes[name], np.dtype(dtype))
+        out = aligned_empty(self.shapes[name], np.dtype(dtype))
         rows = out.T if source.transposed else np.atleast_2d(out)
         order = _halves_first(extent.shape[0], source.interleaved_heads) if source.interleaved_heads else None
 
@@ -126,11 +126,3 @@ def match_tensors(
             tensor=stored,
         )
     return found
-
-
-def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An empty array whose data starts at a multiple of 64 bytes: XLA on a CPU then uses it without a copy."""
-    nbytes = int(np.prod(shape)) * dtype.itemsize
-    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + nbytes].view(dtype).reshape(shape)

@@ -19,7 +19,7 @@ from zllm_jax.runtime import steps, transfer
 from zllm_jax.runtime.models import architecture
 from zllm_jax.runtime.port import Capacity, Chunk, Drawn, Row, RowLayout
 from zllm_jax.runtime.sampling import Sampled, pack_sampling
-from zllm_jax.runtime.state import StateShape, init_state, page_bytes
+from zllm_jax.runtime.state import Pages, State, StateShape, init_state, page_bytes
 from zllm_jax.values import Sampling, TokenLogprob
 
 MAX_STOP_IDS = 8
@@ -33,10 +33,20 @@ _decode = jax.jit(steps.decode, static_argnames=("cfg", "max_steps"), donate_arg
 _begin_slot = jax.jit(steps.begin_slot, donate_argnames="state")
 _copy_page = jax.jit(transfer.copy_page, donate_argnames="state")
 _copy_ring = jax.jit(transfer.copy_ring, donate_argnames="state")
-_scatter_pages = jax.jit(transfer.scatter_pages, donate_argnames="state")
 _scatter_ring = jax.jit(transfer.scatter_ring, donate_argnames="state")
 _gather_pages = jax.jit(transfer.gather_pages)
 _gather_ring = jax.jit(transfer.gather_ring)
+
+
+@partial(jax.jit, donate_argnames="state")
+def _scatter_pages(
+    state: State, ids: jax.Array, count: jax.Array, k: jax.Array, v: jax.Array
+) -> tuple[State, jax.Array]:
+    """`scatter_pages`, and a small array that is ready when it is done: the state itself is donated again at once."""
+    state = transfer.scatter_pages(state, ids, count, k, v)
+    pool = next(layer for layer in state.layers if isinstance(layer, Pages))
+    return state, pool.k[0, 0, 0, 0]
+
 
 Progress = Callable[[str, int, int], None]
 
@@ -62,6 +72,7 @@ class Runner:
         self._state = init_state(self._spec, shape, cfg.vocab_size, self._dtype, fill)
         self._prefill_buckets, self._decode_buckets = tuple(prefill_buckets), tuple(decode_buckets)
         self._decode_steps = decode_steps
+        self._staging = transfer.Staging(self.row_layout, transfer.GROUP_PAGES * shape.page_tokens)
 
     @property
     def capacity(self) -> Capacity:
@@ -154,7 +165,7 @@ class Runner:
             if axis is not None:
                 rows[name] = np.empty([num_tokens if size is None else size for size in shape], dtype)
         if self._spec.paged:
-            for first, ids in transfer.page_groups(pages, drop=0):
+            for first, _, ids in transfer.page_groups(pages):
                 start = first * self._shape.page_tokens
                 for name, part in _gather_pages(self._state, ids).items():
                     stop = min(start + group, num_tokens)
@@ -164,16 +175,19 @@ class Runner:
         return rows
 
     def write(self, rows: Mapping[str, np.ndarray], pages: Sequence[int], ring: int) -> int:
-        group = transfer.GROUP_PAGES * self._shape.page_tokens
-        if self._spec.paged:
-            for first, ids in transfer.page_groups(pages, drop=self._shape.num_pages):
-                start = first * self._shape.page_tokens
-                k, v = transfer.token_slice(rows, start, start + group)
-                self._state = _scatter_pages(state=self._state, ids=ids, k=k, v=v)
+        for first, count, ids in transfer.page_groups(pages) if self._spec.paged else ():
+            group = self._staging.fill(rows, first * self._shape.page_tokens)
+            self._put_pages(group, ids, count)
         if self._spec.rings:
             self._state = _scatter_ring(state=self._state, ring=np.int32(ring), k=rows["ring.k"], v=rows["ring.v"])
         jax.block_until_ready(self._state.layers)
         return sum(value.nbytes for value in rows.values())
+
+    def _put_pages(self, group: Mapping[str, jax.Array], ids: np.ndarray, count: int) -> None:
+        self._state, done = _scatter_pages(
+            state=self._state, ids=ids, count=np.int32(count), k=group["paged.k"], v=group["paged.v"]
+        )
+        self._staging.used_by(done)
 
     def warmup(self, progress: Progress | None = None) -> None:
         """Compile (or fetch) every program once. Nothing that a sequence owns is touched."""
@@ -207,10 +221,9 @@ class Runner:
         self.begin(0, ())
         if self._spec.paged:
             self.copy_page(0, 0)
-            drop = np.full(transfer.GROUP_PAGES, self._shape.num_pages, np.int32)
-            rows = _gather_pages(self._state, np.zeros(transfer.GROUP_PAGES, np.int32))
-            host = {name: np.asarray(part) for name, part in rows.items()}
-            self._state = _scatter_pages(state=self._state, ids=drop, k=host["paged.k"], v=host["paged.v"])
+            none = np.zeros(transfer.GROUP_PAGES, np.int32)
+            rows = {name: np.asarray(part) for name, part in _gather_pages(self._state, none).items()}
+            self._put_pages(self._staging.fill(rows, 0), none, 0)
         if self._spec.rings:
             self.copy_ring(0, 0)
             host = {name: np.asarray(part) for name, part in _gather_ring(self._state, np.int32(0)).items()}

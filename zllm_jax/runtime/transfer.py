@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from zllm_jax.buffers import aligned_empty
 from zllm_jax.runtime.specs import StateSpec
 from zllm_jax.runtime.state import LayerState, Pages, Rings, State
 
@@ -73,22 +74,27 @@ def gather_pages(state: State, ids: jax.Array) -> dict[str, jax.Array]:
     }
 
 
-def scatter_pages(state: State, ids: jax.Array, k: jax.Array, v: jax.Array) -> State:
-    """Rows k, v [L_paged, K, g*C, H] into pages ids i32[g]; an id of P or more drops its page."""
-    found = iter(range(k.shape[0]))
+def scatter_pages(state: State, ids: jax.Array, count: jax.Array, k: jax.Array, v: jax.Array) -> State:
+    """Rows k, v [L_paged, K, g*C, H] into the first `count` pages of ids i32[g].
 
-    def put(pool: jax.Array, rows: jax.Array) -> jax.Array:
-        K, _, H = rows.shape
-        pages = rows.reshape(K, ids.shape[0], -1, H).transpose(1, 0, 2, 3)
-        return pool.at[ids].set(pages, mode="drop")
+    One block copy a page and layer: a scatter costs twice the time on a CPU.
+    """
 
-    def layer_of(layer: LayerState) -> LayerState:
-        if not isinstance(layer, Pages):
-            return layer
-        i = next(found)
-        return Pages(k=put(layer.k, k[i]), v=put(layer.v, v[i]))
+    def put(i: jax.Array, layers: tuple[LayerState, ...]) -> tuple[LayerState, ...]:
+        found = iter(range(k.shape[0]))
+        return tuple(_put_page(one, ids[i], i, next(found), k, v) if isinstance(one, Pages) else one for one in layers)
 
-    return replace(state, layers=tuple(layer_of(layer) for layer in state.layers))
+    return replace(state, layers=jax.lax.fori_loop(0, count, put, state.layers))
+
+
+def _put_page(pool: Pages, page: jax.Array, place: jax.Array, layer: int, k: jax.Array, v: jax.Array) -> Pages:
+    _, K, C, H = pool.k.shape
+
+    def one(target: jax.Array, rows: jax.Array) -> jax.Array:
+        block = jax.lax.dynamic_slice(rows, (layer, 0, place * C, 0), (1, K, C, H))
+        return jax.lax.dynamic_update_slice(target, block, (page, 0, 0, 0))
+
+    return Pages(k=one(pool.k, k), v=one(pool.v, v))
 
 
 def gather_ring(state: State, ring: jax.Array) -> dict[str, jax.Array]:
@@ -113,22 +119,46 @@ def scatter_ring(state: State, ring: jax.Array, k: jax.Array, v: jax.Array) -> S
     return replace(state, layers=tuple(layer_of(layer) for layer in state.layers))
 
 
-def page_groups(pages: Sequence[int], drop: int) -> Iterator[tuple[int, np.ndarray]]:
-    """(index of the first page, i32[GROUP_PAGES] ids padded with `drop`) over a sequence's pages."""
+def page_groups(pages: Sequence[int]) -> Iterator[tuple[int, int, np.ndarray]]:
+    """(index of the first page, how many, i32[GROUP_PAGES] ids padded with 0) over a sequence's pages."""
     for start in range(0, len(pages), GROUP_PAGES):
-        ids = np.full(GROUP_PAGES, drop, np.int32)
         part = pages[start : start + GROUP_PAGES]
+        ids = np.zeros(GROUP_PAGES, np.int32)
         ids[: len(part)] = part
-        yield start, ids
+        yield start, len(part), ids
 
 
-def token_slice(rows: Mapping[str, np.ndarray], start: int, stop: int) -> list[np.ndarray]:
-    """`paged.k` and `paged.v` from token `start` to `stop`, padded with zeros where the sequence ends earlier."""
-    parts = []
-    for name in ("paged.k", "paged.v"):
-        part = rows[name][:, :, start:stop]
-        missing = stop - start - part.shape[_TOKEN_AXIS]
-        if missing:
-            part = np.pad(part, ((0, 0), (0, 0), (0, missing), (0, 0)))
-        parts.append(part)
-    return parts
+class Staging:
+    """Two reused host buffers of `rows` for one group of pages, so that filling one overlaps copying the other.
+
+    XLA on a CPU reads a buffer where it lies: it may be filled again only when its last copy is done.
+    """
+
+    def __init__(self, layout: Mapping[str, tuple[np.dtype, tuple[int | None, ...], int | None]], group_tokens: int):
+        self._group_tokens = group_tokens
+        self._buffers = [
+            {
+                name: aligned_empty([group_tokens if size is None else size for size in shape], dtype)
+                for name, (dtype, shape, axis) in layout.items()
+                if axis is not None
+            }
+            for _ in range(2)
+        ]
+        self._last_used: list[jax.Array | None] = [None, None]
+        self._turn = 0
+
+    def fill(self, rows: Mapping[str, np.ndarray], start: int) -> dict[str, jax.Array]:
+        """The group of tokens from `start` on, on the device; rows past the sequence's end hold anything."""
+        self._turn ^= 1
+        last = self._last_used[self._turn]
+        if last is not None:
+            last.block_until_ready()
+        parts = self._buffers[self._turn]
+        for name, part in parts.items():
+            here = rows[name][:, :, start : start + self._group_tokens]
+            part[:, :, : here.shape[_TOKEN_AXIS]] = here
+        return {name: jax.device_put(part) for name, part in parts.items()}
+
+    def used_by(self, done: jax.Array) -> None:
+        """`done` is ready when the copy out of the last filled buffers is."""
+        self._last_used[self._turn] = done
