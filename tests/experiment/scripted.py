@@ -14,7 +14,7 @@ from zllm_jax.values import Delta, Envelope, Request, Status, Telemetry, Tier, T
 COLD_S_PER_TOKEN = 1e-5
 RESTORE_S = 1e-3
 RESIDENT_S = 1e-4
-STEP_S = 2e-3
+STEP_S = 5e-3
 BYTES_PER_TOKEN = 1000
 
 

@@ -13,7 +13,12 @@ from zllm_jax.roofline import decode_step_bytes, prefill_flops
 from zllm_jax.testing import tiny_config
 
 Run = Callable[..., tuple[Any, Any]]
-SMALL = ("settings.copy_bytes=65536", "settings.decode_tokens=8", "settings.snapshot_tokens=32")
+SMALL = (
+    "settings.copy_bytes=65536",
+    "settings.matrix_sizes=[64]",
+    "settings.decode_tokens=24",
+    "settings.snapshot_tokens=32",
+)
 
 
 def test_rows_are_measured_and_tables_say_them(run: Run) -> None:
@@ -28,7 +33,7 @@ def test_rows_are_measured_and_tables_say_them(run: Run) -> None:
     ] * 2 + [("snapshot", None)]
     decode, _, prefill = results.rows[:3]
     assert decode["step_bytes"] == decode_step_bytes(
-        tiny_config("llama"), batch=1, context_tokens=68, weight_itemsize=4, kv_itemsize=4
+        tiny_config("llama"), batch=1, context_tokens=76, weight_itemsize=4, kv_itemsize=4
     )
     assert prefill["prefill_flop"] == prefill_flops(tiny_config("llama"), 512)
     assert [row[0] for row in report.tables[0].rows] == [

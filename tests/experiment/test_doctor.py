@@ -12,7 +12,7 @@ KIB = 1 << 10
 
 
 def test_a_sound_machine(zllm_home: Path) -> None:
-    found = examine(disk_bytes=64 * KIB, copy_bytes=64 * KIB)
+    found = examine(disk_bytes=64 * KIB, copy_bytes=64 * KIB, matrix_sizes=(64,))
     assert found.ok
     assert found.environment["devices"]
     assert found.libraries["numpy"]
@@ -26,7 +26,7 @@ def test_a_sound_machine(zllm_home: Path) -> None:
 def test_a_home_that_cannot_be_written_is_told_not_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ZLLM_HOME", str(tmp_path / "file"))
-    found = examine(disk_bytes=64 * KIB, copy_bytes=64 * KIB)
+    found = examine(disk_bytes=64 * KIB, copy_bytes=64 * KIB, matrix_sizes=(64,))
     assert not found.ok
     assert all(folder.problem for folder in found.folders)
     assert found.rates["disk_write_bytes_s"] is None

@@ -15,6 +15,12 @@ from zllm_jax.experiment.texts import PromptSource, packaged_text
 from zllm_jax.testing import ByteTokenizer
 
 Run = Callable[..., tuple[Any, Any]]
+SMALL = (
+    "settings.copy_bytes=65536",
+    "settings.matrix_sizes=[64]",
+    "settings.decode_tokens=24",
+    "settings.snapshot_tokens=32",
+)
 
 
 def test_an_unwritable_folder_is_refused_before_anything_is_opened(repo: Path, tmp_path: Path) -> None:
@@ -45,9 +51,7 @@ def test_results_that_are_none_are_refused(tmp_path: Path, text: str | None, mes
 
 
 def test_results_of_an_unknown_kind_are_refused(run: Run, tmp_path: Path) -> None:
-    report, _ = run(
-        "decode_speed", "settings.copy_bytes=65536", "settings.decode_tokens=8", "settings.snapshot_tokens=32"
-    )
+    report, _ = run("decode_speed", *SMALL)
     path = report.folder / "results.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"experiment": "gone"}))
     with pytest.raises(ConfigError, match="no such experiment kind; known: ttft_restore"):
@@ -55,9 +59,7 @@ def test_results_of_an_unknown_kind_are_refused(run: Run, tmp_path: Path) -> Non
 
 
 def test_results_hold_no_path_of_this_machine(run: Run, repo: Path, tmp_path: Path) -> None:
-    report, _ = run(
-        "decode_speed", "settings.copy_bytes=65536", "settings.decode_tokens=8", "settings.snapshot_tokens=32"
-    )
+    report, _ = run("decode_speed", *SMALL)
     text = (report.folder / "results.json").read_text().replace(str(tmp_path), "")  # asked for by the test's override
     assert str(repo) not in text
     assert str(Path.home()) + "/" not in text

@@ -48,6 +48,7 @@ class Settings:
     decode_tokens: int = 96
     repetitions: int = 3
     copy_bytes: int = 256 << 20
+    matrix_sizes: tuple[int, ...] = (512, 1024, 2048)
     snapshot_tokens: int = 2000
     snapshot_repeats: int = 5
     min_decode_share: float = 0.6
@@ -80,7 +81,7 @@ def run(engine: Engine, settings: Settings, progress: Progress) -> Outcome:
         ceilings = {
             "copy_bytes_s": copy_rate(settings.copy_bytes, repeats=3),
             "read_bytes_s": read_rate(settings.copy_bytes, repeats=3),
-            "matrix_flop_s": matrix_rate(engine.config.dtype, repeats=3),
+            "matrix_flop_s": matrix_rate(engine.config.dtype, sizes=settings.matrix_sizes, repeats=3),
         }
         rows += [_decode(engine, settings, prompts, batch, repetition) | ceilings for batch in settings.batches]
         rows += [_prefill(engine, prompts, length, repetition) | ceilings for length in settings.prefill_tokens]

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,9 @@ class Diagnosis:
         return all(folder.problem is None for folder in self.folders)
 
 
-def examine(*, disk_bytes: int = 128 << 20, copy_bytes: int = 256 << 20) -> Diagnosis:
+def examine(
+    *, disk_bytes: int = 128 << 20, copy_bytes: int = 256 << 20, matrix_sizes: Sequence[int] = (512, 1024, 2048)
+) -> Diagnosis:
     """Look at everything; takes some seconds. A rate that cannot be measured is None."""
     from zllm_jax.experiment.measure import matrix_rate, read_rate
 
@@ -53,8 +56,8 @@ def examine(*, disk_bytes: int = 128 << 20, copy_bytes: int = 256 << 20) -> Diag
     rates: dict[str, float | None] = {
         "copy_bytes_s": copy_rate(copy_bytes),
         "read_bytes_s": read_rate(copy_bytes),
-        "matrix_float32_flop_s": matrix_rate("float32"),
-        "matrix_bfloat16_flop_s": matrix_rate("bfloat16"),
+        "matrix_float32_flop_s": matrix_rate("float32", sizes=matrix_sizes),
+        "matrix_bfloat16_flop_s": matrix_rate("bfloat16", sizes=matrix_sizes),
     }
     try:
         disk = disk_rates(home, disk_bytes)
