@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -215,9 +216,15 @@ class Engine:
 
     async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """`submit` for asyncio: the prompt is prepared in a worker thread; closing the generator cancels."""
-        call = await asyncio.to_thread(self.submit, request)
-        async for delta in call.stream():
-            yield delta
+        submitting = asyncio.ensure_future(asyncio.to_thread(self.submit, request))
+        try:
+            call = await asyncio.shield(submitting)
+        except asyncio.CancelledError:
+            submitting.add_done_callback(_cancel_submitted)  # the thread goes on, and nobody will listen
+            raise
+        async with aclosing(call.stream()) as deltas:
+            async for delta in deltas:
+                yield delta
 
     def count_tokens(self, request: Request) -> int:
         """How many prompt tokens the model would see: exact, by the same template and tokenizer."""
@@ -287,6 +294,11 @@ class Engine:
                 raise InvalidRequest(
                     f"logit_bias token {token} is outside the vocabulary of {vocab}", param="logit_bias"
                 )
+
+
+def _cancel_submitted(submitting: asyncio.Future[Call]) -> None:
+    if not submitting.cancelled() and submitting.exception() is None:
+        submitting.result().cancel()
 
 
 def _nothing() -> None:

@@ -38,6 +38,15 @@ def hold(one: Talker, call: str) -> tuple[threading.Event, threading.Event]:
     return arrived, go_on
 
 
+def assert_canceled(one: Talker) -> None:
+    """What ran has ended, and was not kept."""
+    deadline = clock() + 20
+    while one.engine.report()["running"] or one.engine.report()["waiting"]:
+        assert clock() < deadline
+        time.sleep(0.001)
+    assert one.cache.report()["resident"] == []
+
+
 # -- the status table of the contract ----------------------------------------------------------------------------------
 
 
@@ -111,11 +120,37 @@ def test_closing_the_stream_cancels(talker: Make) -> None:
         go_on.set()
 
     asyncio.run(scenario())
-    deadline = clock() + 20
-    while one.engine.report()["running"]:
-        assert clock() < deadline
-        time.sleep(0.001)
-    assert one.cache.report()["resident"] == []
+    assert_canceled(one)
+
+
+def test_a_caller_who_leaves_while_its_prompt_is_prepared(talker: Make) -> None:
+    one = talker()
+    one.say(*"a long answer")
+    preparing, go_on = threading.Event(), threading.Event()
+    encode = one.tokenizer.encode
+
+    def slow(text: str) -> list[int]:
+        preparing.set()
+        assert go_on.wait(20)
+        return encode(text)
+
+    one.tokenizer.encode = slow  # type: ignore[method-assign]
+    _, go_on_decoding = hold(one, "decode")
+
+    async def scenario() -> None:
+        task = asyncio.ensure_future(anext(one.engine.stream(Request(QUESTION, sampling=GREEDY))))
+        await asyncio.to_thread(preparing.wait, 20)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go_on.set()
+        await asyncio.get_running_loop().shutdown_default_executor()  # it was submitted all the same
+        await asyncio.sleep(0.001)
+
+    asyncio.run(scenario())
+    go_on_decoding.set()
+    assert_canceled(one)
+    assert one.cache.counters.prompt_tokens == len(QUESTION)
 
 
 # -- what an envelope says ---------------------------------------------------------------------------------------------
