@@ -76,7 +76,7 @@ def test_frequencies(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["llama3", "yarn"])
 def test_a_blend_reaches_both_ends(kind: str) -> None:
-    """The cases above tell the kinds apart: some dimensions stay, some are stretched by the factor, some lie between."""
+    """The cases above tell the kinds apart: some dimensions stay, some are stretched, some lie between."""
     rope, _ = ROPES[kind]
     ratio = inverse_frequencies(replace(rope, kind="default"), H)[0] / inverse_frequencies(rope, H)[0]
     assert ratio[0] == pytest.approx(1.0)

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from zllm_jax.config import ModelConfig
-from zllm_jax.runtime.attention import attend_pages, attend_ring, write_pages
+from zllm_jax.runtime.attend import attend
 from zllm_jax.runtime.batch import Batch
 from zllm_jax.runtime.layers import gated_mlp, product, rms_norm
 from zllm_jax.runtime.rope import rotate, rotation
 from zllm_jax.runtime.specs import ArraySpec, LayerSpec, PagedSpec, ParamSpecs, RingSpec, StateSpec
-from zllm_jax.runtime.state import LayerState, Pages
+from zllm_jax.runtime.state import LayerState
 
 
 def param_specs(cfg: ModelConfig) -> ParamSpecs:
@@ -88,11 +88,7 @@ def _block(
     q = rotate(rms_norm(q, p["q_norm"], cfg.rms_eps), cos, sin)
     k = rotate(rms_norm(k, p["k_norm"], cfg.rms_eps), cos, sin)
     scale = cfg.query_scale if cfg.query_scale is not None else cfg.head_dim**-0.5
-    if isinstance(kept, Pages):
-        kept = write_pages(kept, k, v, batch.table, batch.positions, batch.valid)
-        out = attend_pages(q, kept, batch.table, batch.positions, scale=scale)
-    else:
-        out, kept = attend_ring(q, k, v, kept, batch.rings, batch.positions, batch.valid, scale=scale)
+    out, kept = attend(q, k, v, kept, batch, scale=scale)
     out = product(out.reshape(B, T, -1), p["wo"])
     x = x + rms_norm(out, p["post_attn_norm"], cfg.rms_eps)
     h = rms_norm(x, p["ffn_norm"], cfg.rms_eps)

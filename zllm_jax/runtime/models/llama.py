@@ -9,12 +9,12 @@ from typing import Any
 import jax
 
 from zllm_jax.config import ModelConfig
-from zllm_jax.runtime.attention import attend_pages, write_pages
+from zllm_jax.runtime.attend import attend
 from zllm_jax.runtime.batch import Batch
 from zllm_jax.runtime.layers import gated_mlp, product, rms_norm
 from zllm_jax.runtime.rope import rotate, rotation
 from zllm_jax.runtime.specs import ArraySpec, PagedSpec, ParamSpecs, StateSpec
-from zllm_jax.runtime.state import LayerState, Pages
+from zllm_jax.runtime.state import LayerState
 
 
 def param_specs(cfg: ModelConfig) -> ParamSpecs:
@@ -60,23 +60,23 @@ def forward(
     x = params["embed"][batch.tokens]
     cos, sin = rotation(cfg.rope, cfg.head_dim, batch.positions)
     written = []
-    for weights, pages in zip(params["layers"], layers, strict=True):
-        x, pages = _block(weights, pages, x, batch, cos, sin, cfg=cfg)
-        written.append(pages)
+    for weights, kept in zip(params["layers"], layers, strict=True):
+        x, kept = _block(weights, kept, x, batch, cos, sin, cfg=cfg)
+        written.append(kept)
     return rms_norm(x, params["final_norm"], cfg.rms_eps), tuple(written)
 
 
 @partial(jax.jit, static_argnames="cfg")  # traced and lowered once for all layers, inlined by the compiler
 def _block(
     p: Mapping[str, jax.Array],
-    pages: Pages,
+    kept: LayerState,
     x: jax.Array,
     batch: Batch,
     cos: jax.Array,
     sin: jax.Array,
     *,
     cfg: ModelConfig,
-) -> tuple[jax.Array, Pages]:
+) -> tuple[jax.Array, LayerState]:
     B, T, _ = x.shape
     h = rms_norm(x, p["attn_norm"], cfg.rms_eps)
     q = product(h, p["wq"], p.get("bq")).reshape(B, T, cfg.num_heads, cfg.head_dim)
@@ -85,9 +85,8 @@ def _block(
     if cfg.qk_norm:
         q, k = rms_norm(q, p["q_norm"], cfg.rms_eps), rms_norm(k, p["k_norm"], cfg.rms_eps)
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-    pages = write_pages(pages, k, v, batch.table, batch.positions, batch.valid)
     scale = cfg.query_scale if cfg.query_scale is not None else cfg.head_dim**-0.5
-    out = attend_pages(q, pages, batch.table, batch.positions, scale=scale)
+    out, kept = attend(q, k, v, kept, batch, scale=scale)
     x = x + product(out.reshape(B, T, -1), p["wo"], p.get("bo"))
     h = rms_norm(x, p["ffn_norm"], cfg.rms_eps)
-    return x + gated_mlp(h, p["w_gate"], p["w_up"], p["w_down"], activation="silu"), pages
+    return x + gated_mlp(h, p["w_gate"], p["w_up"], p["w_down"], activation="silu"), kept
