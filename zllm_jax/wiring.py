@@ -44,7 +44,7 @@ class Engine(engine_.Engine):
         """
         config = config or EngineConfig()
         checkpoint = open_checkpoint(resolve(model))
-        cfg = extend_context(checkpoint.config, config.context_extension)
+        cfg = model_config(checkpoint, config)
         shape = state_shape(cfg, config)
         if config.compilation_cache:
             keep_compilations(zllm_home() / "compilations")
@@ -71,6 +71,14 @@ class Engine(engine_.Engine):
             template=chat_template(checkpoint, tokenizer),
             warm=runner.warmup,
         )
+
+
+def model_config(checkpoint: Checkpoint, config: EngineConfig) -> ModelConfig:
+    """The checkpoint's, with the context that the engine is to have. Raises `ConfigError` when it cannot have it."""
+    try:
+        return extend_context(checkpoint.config, config.context_extension)
+    except ValueError as error:
+        raise ConfigError(f"EngineConfig.context_extension cannot be used: {error}") from error
 
 
 def max_seq_tokens(cfg: ModelConfig, config: EngineConfig) -> int:
