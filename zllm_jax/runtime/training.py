@@ -76,6 +76,6 @@ def _initialiser(specs: Any, dtype: Dtype) -> Callable[[jax.Array], Any]:
         return nn.LogicallyPartitioned(init_array(spec, key, dtype), spec.axes)
 
     def init(key: jax.Array) -> Any:
-        return tree.unflatten(map(boxed, leaves, jax.random.split(key, len(leaves))))
+        return jax.tree.unflatten(tree, map(boxed, leaves, jax.random.split(key, len(leaves))))
 
     return init
