@@ -103,7 +103,7 @@ class EngineConfig:
     max_seq_tokens: int | None = None
     page_tokens: int = 128
     device_cache_bytes: int = 1 << 30
-    prefill_buckets: tuple[int, ...] = (32, 128, 512)
+    prefill_buckets: tuple[int, ...] = (32, 256)
     decode_buckets: tuple[int, ...] = (1, 8)
     decode_steps: int = 4
     dtype: Dtype = "float32"

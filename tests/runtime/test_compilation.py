@@ -139,7 +139,6 @@ def test_a_step_copies_no_pages(warm: Scorer, step: str) -> None:
     assert more.temp_size_in_bytes == memory(warm, step).temp_size_in_bytes
 
 
-@pytest.mark.xfail(reason="XLA orders the write of a ring before its read and copies all rings in between", strict=True)
 @pytest.mark.parametrize("step", ["prefill", "decode"])
 def test_a_step_copies_no_rings(step: str) -> None:
     cfg = tiny_config("gemma3")

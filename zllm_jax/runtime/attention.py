@@ -123,7 +123,9 @@ def attend_ring(
     total = jnp.maximum(jnp.sum(weight, axis=-1, keepdims=True), 1e-30)
     out = jnp.einsum("bkts,bksh->bkth", weight.astype(values.dtype), values, preferred_element_type=jnp.float32)
     out = (out / total).reshape(B, K, G, T, H).transpose(0, 3, 1, 2, 4).reshape(B, T, N, H).astype(q.dtype)
-    return out, _write_rings(rings, k, v, ring_ids, positions, valid)
+    # Always true, but only known once the old rows were read: without this order XLA copies all rings first.
+    read = ~jnp.any(out < jnp.finfo(out.dtype).min, axis=(1, 2, 3))
+    return out, _write_rings(rings, k, v, ring_ids, positions, valid & read[:, None])
 
 
 def _write_rings(

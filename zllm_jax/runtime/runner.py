@@ -61,7 +61,7 @@ class Runner:
         shape: StateShape,
         *,
         state_dtype: Dtype = "float32",
-        prefill_buckets: Sequence[int] = (32, 128, 512),
+        prefill_buckets: Sequence[int] = (32, 256),
         decode_buckets: Sequence[int] = (1, 8),
         decode_steps: int = 4,
         fill: float = 0.0,

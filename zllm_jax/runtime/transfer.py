@@ -20,7 +20,7 @@ from zllm_jax.runtime.state import LayerState, Pages, Rings, State
 
 Rows = dict[str, np.ndarray]
 _TOKEN_AXIS = 2
-GROUP_PAGES = 4
+GROUP_PAGES = 2
 
 
 def row_layout(spec: StateSpec, dtype: jnp.dtype) -> dict[str, tuple[np.dtype, tuple[int | None, ...], int | None]]:
