@@ -16,6 +16,7 @@ import numpy as np
 
 from zllm_jax.config import Dtype, ModelConfig
 from zllm_jax.runtime import steps, transfer
+from zllm_jax.runtime.memory import trim
 from zllm_jax.runtime.models import architecture
 from zllm_jax.runtime.port import Capacity, Chunk, Drawn, Row, RowLayout
 from zllm_jax.runtime.sampling import Sampled, pack_sampling
@@ -200,6 +201,7 @@ class Runner:
             if progress is not None:
                 progress("compile", i, len(work))
             task()
+            trim()
         jax.block_until_ready(self._state.layers)
         if progress is not None:
             progress("compile", len(work), len(work))

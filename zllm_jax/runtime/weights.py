@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from zllm_jax.config import Dtype, ModelConfig
 from zllm_jax.errors import BadCheckpoint
+from zllm_jax.runtime.memory import trim
 from zllm_jax.runtime.models import architecture
 from zllm_jax.runtime.sharding import sharding
 from zllm_jax.runtime.specs import ArraySpec
@@ -87,6 +88,7 @@ def load_params(
             flat[name] = value
             if progress is not None:
                 progress("load weights", len(flat), len(specs))
+    trim()
     return nest(flat)
 
 
