@@ -47,38 +47,37 @@ def attend_pages(q: jax.Array, pool: Pages, table: jax.Array, positions: jax.Arr
     P, K, C, _ = pool.k.shape
     G = N // K
     M = table.shape[1]
-    g = min(M, max(1, _TILE_TOKENS // (C * B * max(1, T // 32))))
+    g = min(M, max(1, _TILE_TOKENS // (C * B * max(1, T // 64))))
     M_padded = -(-M // g) * g
     table = jnp.pad(jnp.clip(table, 0, P - 1), ((0, 0), (0, M_padded - M)))
-    num_tiles = jnp.max(positions) // (g * C) + 1
-    # [B, 1, K, G*T, H]: the page axis broadcasts, so that (B, page, K) are the products' batch dimensions.
-    rows = (q * scale).reshape(B, T, K, G, H).transpose(0, 2, 3, 1, 4).reshape(B, 1, K, G * T, H)
-    rows = rows.astype(pool.k.dtype)
-    row_positions = jnp.broadcast_to(positions[:, None], (B, G, T)).reshape(B, 1, 1, G * T, 1)
+    newest = jnp.max(positions, axis=1)  # i32[B]
+    num_tiles = jnp.max(newest) // (g * C) + 1
+    rows = (q * scale).reshape(B, T, K, G, H).transpose(0, 2, 3, 1, 4).reshape(B, K, G * T, H).astype(pool.k.dtype)
+    row_positions = jnp.broadcast_to(positions[:, None], (B, G, T)).reshape(B, 1, G * T, 1)
+
+    def gather(pages: jax.Array, ids: jax.Array) -> jax.Array:
+        """[B, K, g*C, H]: one long product a head is much faster on a CPU than one a page."""
+        return pages[ids].transpose(0, 2, 1, 3, 4).reshape(B, K, g * C, H)
 
     def tile(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         top, total, acc = carry  # f32[B, K, GT, 1], same, f32[B, K, GT, H]
         ids = jax.lax.dynamic_slice_in_dim(table, i * g, g, axis=1)
-        k, v = pool.k[ids], pool.v[ids]  # [B, g, K, C, H]
-        stored = (i * (g * C) + jnp.arange(g * C)).reshape(1, g, 1, 1, C)
-        seen = stored <= row_positions  # bool[B, g, 1, GT, C]
-        used = jnp.any(seen, axis=3)[..., None]  # bool[B, g, 1, C, 1]: unowned rows may hold NaN
-        scores = jnp.einsum(
-            "bpkth,bpkch->bpktc", jnp.broadcast_to(rows, (B, g, K, G * T, H)), k, preferred_element_type=jnp.float32
-        )
-        scores = jnp.where(seen, scores, _NEVER)
-        new_top = jnp.maximum(top, jnp.max(scores, axis=(1, 4))[..., None])
-        weight = jnp.where(seen, jnp.exp(scores - new_top[:, None]), 0.0)
+        stored = i * (g * C) + jnp.arange(g * C)
+        used = (stored[None] <= newest[:, None])[:, None, :, None]  # bool[B, 1, gC, 1]: unowned rows may hold NaN
+        scores = jnp.einsum("bkth,bksh->bkts", rows, gather(pool.k, ids), preferred_element_type=jnp.float32)
+        scores = jnp.where(stored[None, None, None] <= row_positions, scores, _NEVER)
+        new_top = jnp.maximum(top, jnp.max(scores, axis=3, keepdims=True))
+        # Every query sees position 0, in the first tile: from there on the top is finite and masked weights are 0.
+        weight = jnp.exp(scores - new_top)
         kept = jnp.exp(top - new_top)
-        part = jnp.einsum(
-            "bpktc,bpkch->bpkth", weight.astype(v.dtype), jnp.where(used, v, 0), preferred_element_type=jnp.float32
-        )
-        return new_top, total * kept + jnp.sum(weight, axis=(1, 4))[..., None], acc * kept + jnp.sum(part, axis=1)
+        values = jnp.where(used, gather(pool.v, ids), 0)
+        part = jnp.einsum("bkts,bksh->bkth", weight.astype(values.dtype), values, preferred_element_type=jnp.float32)
+        return new_top, total * kept + jnp.sum(weight, axis=3, keepdims=True), acc * kept + part
 
     zeros = jnp.zeros((B, K, G * T, 1), jnp.float32)
     start = (jnp.full_like(zeros, _NEVER), zeros, jnp.zeros((B, K, G * T, H), jnp.float32))
     _, total, acc = jax.lax.fori_loop(0, num_tiles, tile, start)
-    out = acc / jnp.maximum(total, 1e-30)
+    out = acc / total
     return out.reshape(B, K, G, T, H).transpose(0, 3, 1, 2, 4).reshape(B, T, N, H).astype(q.dtype)
 
 
