@@ -85,6 +85,10 @@ class ContextExtension:
     kind: Literal["linear", "ntk", "yarn"] = "yarn"
     factor: float = 2.0
 
+    def __post_init__(self) -> None:
+        if not self.factor >= 1.0:
+            raise ConfigError(f"ContextExtension.factor is {self.factor}, must be at least 1")
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:

@@ -205,7 +205,7 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLogprob:
-    """log p of one generated token under the distribution it was drawn from before truncation; one entry a token."""
+    """log p of one generated token under the model's own distribution (before bias, penalties, mask, temperature)."""
 
     token: int
     logprob: float

@@ -15,9 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from zllm_jax.runtime.state import History
-from zllm_jax.values import MAX_TOP_LOGPROBS, Sampling
+from zllm_jax.values import MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS, Sampling
 
-MAX_BIASES = 32  # logit biases that travel with every row; a longer list widens the next power of two
 _OFF = -jnp.inf
 
 
@@ -52,11 +51,8 @@ class Sampled:
 
 def pack_sampling(rows: Sequence[tuple[Sampling, int]]) -> SamplingParams:
     """Host values -> arrays (numpy: they cross with the step's call). Each row is (sampling, seed)."""
-    width = MAX_BIASES
-    while width < max((len(one.logit_bias) for one, _ in rows), default=0):
-        width *= 2
-    bias_ids = np.full((len(rows), width), -1, np.int32)
-    bias_values = np.zeros((len(rows), width), np.float32)
+    bias_ids = np.full((len(rows), MAX_LOGIT_BIAS), -1, np.int32)
+    bias_values = np.zeros((len(rows), MAX_LOGIT_BIAS), np.float32)
     for i, (one, _) in enumerate(rows):
         for j, (token, bias) in enumerate(one.logit_bias):
             bias_ids[i, j], bias_values[i, j] = token, bias
