@@ -41,4 +41,4 @@ def test_committed_form_is_executed_and_has_the_same_source(notebook: Path) -> N
     outputs = [output for cell in code for output in cell.outputs]
     assert outputs
     assert not [output for output in outputs if output.output_type == "error"]
-    assert not re.search(r"(/home/|/root/|/tmp/|/Users/)", str(outputs))
+    assert not re.search("/(home|root|tmp|Users)/", str(outputs))
