@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from zllm_jax.buffers import RowSource
 from zllm_jax.config import ModelConfig, RopeConfig
 from zllm_jax.errors import BudgetExceeded
 from zllm_jax.values import (
@@ -364,13 +365,13 @@ class ScriptedBackend:
         rows = {"paged.rows": self._pages[list(pages)].reshape(-1, 3)[:num_tokens]}
         return rows | ({"ring.rows": self._rings[ring].copy()} if self._window else {})
 
-    def write(self, rows: Mapping[str, np.ndarray], pages: Sequence[int], ring: int) -> int:
+    def write(self, source: RowSource, pages: Sequence[int], ring: int) -> int:
         self.before("write")
-        for position, row in enumerate(rows["paged.rows"]):
-            self._pages[self._place(pages, position)] = row
+        for i, page in enumerate(pages):
+            source.fill(i * self.capacity.page_tokens, {"paged.rows": self._pages[page]})()
         if self._window:
-            self._rings[ring] = rows["ring.rows"]
-        return sum(value.nbytes for value in rows.values())
+            self._rings[ring] = source.fixed()["ring.rows"]
+        return len(pages) * self.capacity.page_bytes + self.capacity.ring_bytes
 
     def _decode(self, row: Row, steps: int) -> list[Drawn]:
         history = self._history(row.pages, row.ring, row.position)

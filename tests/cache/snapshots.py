@@ -56,6 +56,30 @@ def assert_same(snapshot: Snapshot, tokens: NDArray[np.int32], arrays: Mapping[s
         assert got.tobytes() == array.value.tobytes(), name
 
 
+def read_in_groups(store: SnapshotStore, id: str, arrays: Mapping[str, StateArray], group: int) -> Snapshot:
+    """What `reading` hands over, put together again; the room of the last group is as long as that of the others."""
+    (info,) = (info for info in store.list() if info.id == id)
+    gathered: dict[str, list[NDArray[Any]]] = {name: [] for name, a in arrays.items() if a.token_axis is not None}
+    with store.reading(id, expect=layout(arrays)) as reader:
+        tokens = reader.tokens()
+        for start in range(0, len(tokens), group):
+            room = {
+                name: np.zeros([group if size is None else size for size in shape], dtype)
+                for name, (dtype, shape) in layout(arrays).items()
+                if name in gathered
+            }
+            reader.fill(start, room)()
+            for name, part in room.items():
+                gathered[name].append(part)
+        fixed = reader.fixed()
+    whole = {}
+    for name, parts in gathered.items():
+        axis = arrays[name].token_axis
+        assert axis is not None
+        whole[name] = np.concatenate(parts, axis).take(range(len(tokens)), axis)
+    return Snapshot(info, tokens, {**whole, **fixed}, reader.bytes_read)
+
+
 def open_store(root: Path | str, **options: Any) -> SnapshotStore:
     return SnapshotStore(root, namespace=NAMESPACE, **{"chunk_tokens": 16, **options})
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cache.snapshots import assert_same, entry_folder, ids, layout, open_store, python, state
+from tests.cache.snapshots import assert_same, entry_folder, ids, layout, open_store, python, read_in_groups, state
 from zllm_jax.cache.manifest import CODECS, Codec, dtypes
 from zllm_jax.cache.snapshot import SnapshotStore, StateArray
 from zllm_jax.cache.snapshot_bench import measure
@@ -30,6 +30,30 @@ def test_round_trip(tmp_path: Path, codec: Codec, num_tokens: int) -> None:
     assert snapshot.bytes_read == info.nbytes
     assert np.array_equal(store.tokens(info.id), tokens)
     store.verify(info.id)
+
+
+@pytest.mark.parametrize("group", [1, 16, 24, 32, 200])
+@pytest.mark.parametrize("codec", CODECS)
+def test_read_in_groups(tmp_path: Path, codec: Codec, group: int) -> None:
+    """Groups that hold whole chunks (of 16 tokens), cut through them, or hold everything."""
+    store = open_store(tmp_path, codec=codec)
+    for num_tokens in (1, 16, 33, 160):
+        tokens, arrays = ids(num_tokens), state(num_tokens)
+        info = store.save(tokens, arrays)
+        snapshot = read_in_groups(store, info.id, arrays, group)
+        assert_same(snapshot, tokens, arrays)
+        assert snapshot.bytes_read == info.nbytes
+
+
+def test_a_part_is_read_without_the_rest(tmp_path: Path) -> None:
+    store, arrays = open_store(tmp_path), {"rows": StateArray(np.arange(64 * 4).reshape(64, 4), 0)}
+    info = store.save(ids(64), arrays)
+    with store.reading(info.id, expect=layout(arrays)) as reader:
+        before = reader.bytes_read
+        room = np.zeros((32, 4), np.int64)
+        reader.fill(16, {"rows": room})()
+        assert reader.bytes_read - before == room.nbytes
+    assert np.array_equal(room, arrays["rows"].value[16:48])
 
 
 @pytest.mark.parametrize("dtype", sorted(dtypes()))

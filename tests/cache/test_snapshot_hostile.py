@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cache.snapshots import assert_same, entry_folder, ids, layout, open_store, state
+from tests.cache.snapshots import assert_same, entry_folder, ids, layout, open_store, read_in_groups, state
 from zllm_jax.cache.manifest import CODECS, Codec, seal
 from zllm_jax.cache.snapshot import SnapshotStore
 from zllm_jax.errors import CorruptSnapshot
@@ -26,8 +26,12 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def refuses(store: SnapshotStore, id: str, match: str | None = None) -> None:
-    """`load` and `verify` find the fault; a new process either lists the entry and finds it too, or drops it."""
-    for method in (store.load, store.verify):
+    """`load`, `verify` and a reader find the fault; a new process lists the entry and finds it too, or drops it."""
+
+    def read(id: str) -> None:
+        read_in_groups(store, id, state(TOKENS), group=16)
+
+    for method in (store.load, store.verify, read):
         with pytest.raises(CorruptSnapshot, match=match) as caught:
             method(id)
         assert caught.value.path

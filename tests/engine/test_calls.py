@@ -273,7 +273,7 @@ def test_a_store_that_fails_never_reaches_the_caller(
     first = one.engine.generate(Request(QUESTION, sampling=GREEDY))
     one.engine.evict()
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(store, "load", unavailable)
+        patch.setattr(store, "reading", unavailable)
         patch.setattr(store, "save", unavailable)
         second = one.engine.generate(Request(QUESTION, sampling=GREEDY))
         assert one.engine.evict() == 0

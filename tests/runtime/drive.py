@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from zllm_jax.buffers import HostRows
 from zllm_jax.config import ModelConfig
 from zllm_jax.runtime import (
     Chunk,
@@ -26,6 +27,12 @@ from zllm_jax.values import Sampling
 
 GREEDY = Sampling(temperature=0.0)
 GREEDY_LOGPROBS = Sampling(temperature=0.0, logprobs=20)
+
+
+def source(runner: Runner, rows: Mapping[str, np.ndarray]) -> HostRows:
+    """Rows as `read` returned them, for `write`."""
+    return HostRows(rows, {name: axis for name, (_, _, axis) in runner.row_layout.items()})
+
 
 _score = jax.jit(prefill_logits, static_argnames="cfg", donate_argnames="state")
 

@@ -64,7 +64,7 @@ def test_nothing_compiles_after_warm_up(warm: Scorer) -> None:
         for tokens in (1, 8, 37, 64):
             used = PLACE.pages[: -(-tokens // SHAPE.page_tokens)]
             saved = warm.read(used, PLACE.ring, tokens)
-            warm.write(saved, used, PLACE.ring + 1)
+            warm.write(drive.source(warm, saved), used, PLACE.ring + 1)
         warm.copy_page(PLACE.pages[0], PLACE.pages[1])
         if not warm.capacity.truncatable:
             warm.copy_ring(PLACE.ring, 0)
@@ -165,7 +165,7 @@ def test_no_transfer_copies_the_pool(warm: Scorer, monkeypatch: pytest.MonkeyPat
         if hasattr(function, "lower"):
             monkeypatch.setattr(runner, name, watch(name, function))
     rows = warm.read(PLACE.pages[:4], PLACE.ring, 30)
-    warm.write(rows, PLACE.pages[:4], PLACE.ring)
+    warm.write(drive.source(warm, rows), PLACE.pages[:4], PLACE.ring)
     warm.begin(0, [1, 2])
     warm.copy_page(0, 1)
     if not warm.capacity.truncatable:

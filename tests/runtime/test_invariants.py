@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +12,16 @@ import pytest
 
 from tests.runtime import drive
 from tests.runtime.drive import GREEDY_LOGPROBS, Place, Scorer
+from zllm_jax.buffers import RowSource
+from zllm_jax.errors import CorruptSnapshot
 from zllm_jax.runtime import Drawn, StateShape, init_params
 from zllm_jax.runtime.state import Pages
+from zllm_jax.runtime.transfer import GROUP_TOKENS
 from zllm_jax.testing import tiny_config
 from zllm_jax.values import Sampling
 
 C, WINDOW, SIZE = 8, 16, 32  # tokens a page, window of gemma3's local layers, tokens of the larger prefill bucket
-SHAPE = StateShape(num_pages=32, page_tokens=C, num_rings=5, num_slots=5, max_pages=8)
+SHAPE = StateShape(num_pages=72, page_tokens=C, num_rings=5, num_slots=5, max_pages=8)
 PROMPT = np.random.default_rng(7).integers(0, 256, 56).tolist()
 OTHERS = [np.random.default_rng(8 + i).integers(0, 256, 11 + 9 * i).tolist() for i in range(2)]
 PLACES = [Place(tuple(range(8 * i, 8 * i + 8))[:: (-1) ** i], ring=4 - i, slot=i) for i in range(4)]
@@ -149,8 +152,8 @@ def test_restored_continues_with_the_bits_of_the_never_evicted(runner: Scorer) -
     stayed = drive.continued(runner, drawn[-1], kept, PLACES[0], 12, sampling=GREEDY_LOGPROBS)
     runner.forget()
     elsewhere = Place(PLACES[2].pages[::-1], ring=1, slot=3)
-    copied = runner.write(rows, elsewhere.pages[:4], elsewhere.ring)
-    assert copied == sum(array.nbytes for array in rows.values())
+    copied = runner.write(drive.source(runner, rows), elsewhere.pages[:4], elsewhere.ring)
+    assert copied == 4 * runner.capacity.page_bytes + runner.capacity.ring_bytes
     for name, array in runner.read(elsewhere.pages[:4], elsewhere.ring, kept).items():
         np.testing.assert_array_equal(array, rows[name], err_msg=name)
     restored = drive.continued(runner, drawn[-1], kept, elsewhere, 12, sampling=GREEDY_LOGPROBS)
@@ -275,3 +278,45 @@ def test_misuse_is_refused(runner: Scorer) -> None:
         runner.decode([drive.row(0, 0, PLACES[0], stop_ids=range(9))], 1)
     with pytest.raises(ValueError, match="4 pages cannot hold one sequence of 5 pages"):
         StateShape(num_pages=4, page_tokens=C, num_rings=1, num_slots=1, max_pages=5)
+
+
+class Broken:
+    """Rows whose first group is refused while the second is under way."""
+
+    def __init__(self, rows: RowSource) -> None:
+        self._rows = rows
+        self.late = False
+
+    def fill(self, start: int, room: Mapping[str, np.ndarray]) -> Callable[[], None]:
+        if start:
+            return self._arrive
+        self._rows.fill(start, room)
+        return self._refuse
+
+    def fixed(self) -> Mapping[str, np.ndarray]:
+        return self._rows.fixed()
+
+    def _arrive(self) -> None:
+        self.late = True
+
+    def _refuse(self) -> None:
+        raise CorruptSnapshot("the first group is not what was saved")
+
+
+def test_rows_that_are_refused_leave_the_runner_fit_for_the_next(runner: Scorer) -> None:
+    """More pages than a group holds: the group that is still being filled is waited for before anyone gets its room."""
+    pages = 2 * GROUP_TOKENS // C + 1
+    rows = {
+        name: np.random.default_rng(0)
+        .standard_normal([pages * C if size is None else size for size in shape])
+        .astype(dtype)
+        for name, (dtype, shape, _) in runner.row_layout.items()
+    }
+    source = drive.source(runner, rows)
+    broken = Broken(source)
+    with pytest.raises(CorruptSnapshot):
+        runner.write(broken, range(pages), 0)
+    assert broken.late
+    runner.write(source, range(pages), 0)
+    for name, array in runner.read(range(pages), 0, pages * C).items():
+        np.testing.assert_array_equal(array, rows[name], err_msg=name)

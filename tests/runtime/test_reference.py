@@ -136,7 +136,7 @@ class Large:
         self.first(prompt.ids[:kept], before, "in chunks")
         rows = self.runner.read(before.pages[:used], before.ring, kept)
         after = drive.Place(before.pages[::-1], ring=2)
-        self.runner.write(rows, after.pages[:used], after.ring)
+        self.runner.write(drive.source(self.runner, rows), after.pages[:used], after.ring)
         first = drive.prefilled(self.runner, prompt.ids, after, size=64, start=kept, sampling=drive.GREEDY_LOGPROBS)
         self.check_logprobs(first, prompt.logits)
         drawn = drive.continued(self.runner, first, len(prompt.ids), after, len(prompt.greedy), steps=8)

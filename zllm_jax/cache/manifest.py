@@ -94,12 +94,14 @@ class Grid:
         width = math.prod(shape[token_axis + 1 :]) * itemsize
         return cls(lead, shape[token_axis], width, max(1, min(chunk_tokens, MAX_CHUNK_BYTES // (lead * width))))
 
-    def spans(self) -> Iterator[Span]:
+    def spans(self, start: int = 0, stop: int | None = None) -> Iterator[Span]:
+        """The chunks with a row of [start, stop) in them, in order; chunk i begins at row i * chunk_rows."""
         tail = self.rows - self.rows % self.chunk_rows
-        for start in range(0, self.rows, self.chunk_rows):
-            first = 0 if start < tail else tail
-            index = (start - first) // self.chunk_rows
-            yield Span(start, min(start + self.chunk_rows, self.rows), str(first), f"c.0.{index}.0")
+        stop = self.rows if stop is None else min(stop, self.rows)
+        for begin in range(start - start % self.chunk_rows, stop, self.chunk_rows):
+            first = 0 if begin < tail else tail
+            index = (begin - first) // self.chunk_rows
+            yield Span(begin, min(begin + self.chunk_rows, self.rows), str(first), f"c.0.{index}.0")
 
     def nbytes(self, span: Span) -> int:
         return self.lead * (span.stop - span.start) * self.width

@@ -186,8 +186,7 @@ class PrefixCache:
         near, far = self._match(self._on_device, usable), self._match(self._on_disk, usable)
         if far is not None and (near is None or far.common > near.common):
             here = near.common if near is not None else 0
-            stored = len(self._on_disk.tokens(far.key))
-            if self.rates.restoring_wins(self._state_bytes(stored), far.common - here):
+            if self.rates.restoring_wins(self._state_bytes(far.common), far.common - here):
                 return Tier.DISK, far
         return (Tier.RESIDENT, near) if near is not None else None
 
@@ -232,25 +231,28 @@ class PrefixCache:
         """Read the snapshot into fresh pages; a failure removes it and returns None."""
         if self._store is None or not self._make_room(wanted, keep=None) or match.key not in self._on_disk:
             return None  # what moved to disk to make room may have superseded it, or the quota removed it
-        start = time.perf_counter()
-        expect = {name: (dtype, shape) for name, (dtype, shape, _) in self._backend.row_layout.items()}
+        lease = Lease(self._pages.take(wanted), self._take_ring(), match.common, Tier.DISK)
         key = str(match.key)
         try:
-            snapshot = self._store.load(key, expect=expect)
-            if not np.array_equal(snapshot.tokens, self._on_disk.tokens(key)):
-                raise CorruptSnapshot(f"snapshot {key} holds other tokens than when it was indexed")
+            with self._returned_on_failure(lease):
+                self._restore(key, lease, self._store)
         except CacheError as error:
             self._fail_restore(key, error)
             return None
-        lease = Lease(self._pages.take(wanted), self._take_ring(), match.common, Tier.DISK)
-        rows = {name: self._first_tokens(name, value, match.common) for name, value in snapshot.arrays.items()}
-        used = -(-match.common // self._capacity.page_tokens)
-        with self._returned_on_failure(lease):
-            lease.bytes_copied = self._backend.write(rows, lease.pages[:used], lease.ring)
-        lease.bytes_read = snapshot.bytes_read
-        self.counters.bytes_read += snapshot.bytes_read
-        self.rates.restored(snapshot.bytes_read, time.perf_counter() - start)
         return lease
+
+    def _restore(self, key: str, lease: Lease, store: SnapshotStore) -> None:
+        """A snapshot into the pages of a lease. Raises CacheError; then they hold anything."""
+        start = time.perf_counter()
+        expect = {name: (dtype, shape) for name, (dtype, shape, _) in self._backend.row_layout.items()}
+        used = -(-lease.cached_tokens // self._capacity.page_tokens)
+        with store.reading(key, expect=expect) as rows:
+            if not np.array_equal(rows.tokens(), self._on_disk.tokens(key)):
+                raise CorruptSnapshot(f"snapshot {key} holds other tokens than when it was indexed")
+            lease.bytes_copied = self._backend.write(rows, lease.pages[:used], lease.ring)
+        lease.bytes_read = rows.bytes_read
+        self.counters.bytes_read += rows.bytes_read
+        self.rates.restored(rows.bytes_read, time.perf_counter() - start)
 
     @contextmanager
     def _returned_on_failure(self, lease: Lease) -> Iterator[None]:
@@ -264,10 +266,6 @@ class PrefixCache:
     def _return(self, lease: Lease) -> None:
         self._pages.release(lease.pages)
         self._release_ring(lease.ring)
-
-    def _first_tokens(self, name: str, value: np.ndarray, count: int) -> np.ndarray:
-        axis = self._backend.row_layout[name][2]
-        return value if axis is None else value[(slice(None),) * axis + (slice(count),)]
 
     def _fail_restore(self, key: str, error: CacheError) -> None:
         log.warning("snapshot %s is a miss: %s", key, error)

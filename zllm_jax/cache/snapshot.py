@@ -13,7 +13,8 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from zllm_jax.cache import manifest as format_
 from zllm_jax.cache.manifest import CODECS, MANIFEST_FILE, TOKENS, BadManifest, Codec, Manifest
 from zllm_jax.cache.snapshot_chunks import StateArray, check_arrays, part_dirs, read_arrays, write_arrays
 from zllm_jax.cache.snapshot_files import open_files, open_regular
+from zllm_jax.cache.snapshot_reader import SnapshotReader
 from zllm_jax.errors import CacheError, CorruptSnapshot, StoreUnavailable
 
 __all__ = ["Snapshot", "SnapshotInfo", "SnapshotStore", "StateArray"]
@@ -173,17 +175,19 @@ class SnapshotStore:
         expect: the arrays that must be there, no more and no less: name -> (dtype, shape), None at the token axis.
         Raises CorruptSnapshot when any check fails (`quarantine` it), StoreUnavailable when the store cannot be read.
         """
-        manifest, info = self._open(id)
-        if expect is not None:
-            self._compare(manifest, expect)
+        manifest, info = self._open(id, expect)
         arrays = read_arrays(self._files, manifest)
         tokens = arrays.pop(TOKENS)
-        self._files.mark_used(id)
-        info = replace(info, last_used_s=time.time())
-        with self._lock:
-            if id in self._index:
-                self._index[id] = info
-        return Snapshot(info, tokens, arrays, info.nbytes)
+        return Snapshot(self._used(info), tokens, arrays, info.nbytes)
+
+    @contextmanager
+    def reading(self, id: str, *, expect: Mapping[str, Layout]) -> Iterator[SnapshotReader]:
+        """Read a snapshot group by group, each verified, to where its rows are wanted. Raises as `load` does."""
+        manifest, info = self._open(id, expect)
+        manifest_bytes = info.nbytes - sum(manifest.files().values())
+        with SnapshotReader(self._files, manifest, manifest_bytes) as reader:
+            yield reader
+        self._used(info)
 
     def tokens(self, id: str) -> NDArray[np.int32]:
         """The verified token ids i32[S] of a snapshot, without its arrays. Raises as `load` does."""
@@ -234,8 +238,16 @@ class SnapshotStore:
         manifest = replace(manifest, arrays=entries)
         return manifest, self._files.write(f"{id}/{MANIFEST_FILE}", manifest.encode())
 
-    def _open(self, id: str) -> tuple[Manifest, SnapshotInfo]:
-        """The manifest, checked against the entry's name, the namespace and the files on disk."""
+    def _used(self, info: SnapshotInfo) -> SnapshotInfo:
+        self._files.mark_used(info.id)
+        info = replace(info, last_used_s=time.time())
+        with self._lock:
+            if info.id in self._index:
+                self._index[info.id] = info
+        return info
+
+    def _open(self, id: str, expect: Mapping[str, Layout] | None = None) -> tuple[Manifest, SnapshotInfo]:
+        """The manifest, checked against the entry's name, the namespace, the files on disk, and what is expected."""
         self._check_id(id)
         path = f"{id}/{MANIFEST_FILE}"
         where = f"{self.where}/{path}"
@@ -252,6 +264,8 @@ class SnapshotStore:
             name = min(name for name, _ in found.items() ^ expected.items())
             what = f"{name} has {found.get(name, 'no')} bytes, the manifest says {expected.get(name, 'none')}"
             raise CorruptSnapshot(f"{self.where}/{id}: {what}", path=f"{self.where}/{id}/{name}")
+        if expect is not None:
+            self._compare(manifest, expect)
         return manifest, self._info(manifest, len(text))
 
     def _info(self, manifest: Manifest, manifest_bytes: int) -> SnapshotInfo:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -164,16 +165,18 @@ def read_arrays(
     entries = manifest.arrays if entries is None else entries
     with store_errors("load", where):
         arrays = {entry.name: np.empty(entry.shape, entry.dtype) for entry in entries}
-    jobs = [job for entry in entries for job in _jobs(manifest, entry, arrays[entry.name])]
-    if files.local is not None and manifest.codec == "raw":
-        _read_direct(files, jobs)
+    jobs = [job for entry in entries for job in chunk_jobs(manifest, entry, arrays[entry.name])]
+    if readable_in_place(files, manifest):
+        with ThreadPoolExecutor(READERS, "snapshot-read") as pool:
+            for _ in pool.map(partial(read_chunk, files), jobs):
+                pass
     else:
         _read_tensorstore(files, manifest, entries, jobs)
     return arrays
 
 
 @dataclass(frozen=True)
-class _Job:
+class ChunkJob:
     """A chunk to read: from `path`, into `rows`."""
 
     path: str
@@ -181,28 +184,39 @@ class _Job:
     rows: Rows
 
 
-def _jobs(manifest: Manifest, entry: ArrayEntry, array: np.ndarray[Any, np.dtype[Any]]) -> Iterator[_Job]:
+def chunk_jobs(
+    manifest: Manifest, entry: ArrayEntry, array: np.ndarray[Any, np.dtype[Any]], start: int = 0
+) -> Iterator[ChunkJob]:
+    """The chunks that go into C-contiguous `array`: the whole entry, or as many of its rows as fit from `start` on.
+
+    No chunk may lie across the array's ends.
+    """
     grid = entry.grid(manifest.chunk_tokens)
     rows = as_rows(array, grid)
-    for span, chunk in zip(grid.spans(), entry.chunks, strict=True):
-        yield _Job(f"{manifest.id}/{chunk_path(entry.name, span)}", chunk, rows[:, span.start : span.stop])
+    for span in grid.spans(start, start + rows.shape[1]):
+        path = f"{manifest.id}/{chunk_path(entry.name, span)}"
+        chunk = entry.chunks[span.start // grid.chunk_rows]
+        yield ChunkJob(path, chunk, rows[:, span.start - start : span.stop - start])
 
 
-def _read_direct(files: Files, jobs: Sequence[_Job]) -> None:
-    def fill(job: _Job) -> None:
-        where = f"{files.where}/{job.path}"
-        with store_errors("read", where, reading=True), open_regular(where) as descriptor:
-            nbytes = job.chunk.nbytes
-            if os.fstat(descriptor).st_size != nbytes or _scatter(descriptor, job.rows) != nbytes:
-                raise CorruptSnapshot(f"{where} does not have {nbytes} bytes", path=where)
-        _check(job, where)
-
-    with ThreadPoolExecutor(READERS, "snapshot-read") as pool:
-        for _ in pool.map(fill, jobs):
-            pass
+def readable_in_place(files: Files, manifest: Manifest) -> bool:
+    """Whether `read_chunk` can read the chunks: uncompressed files in a folder."""
+    return files.local is not None and manifest.codec == "raw"
 
 
-def _read_tensorstore(files: Files, manifest: Manifest, entries: Sequence[ArrayEntry], jobs: Sequence[_Job]) -> None:
+def read_chunk(files: Files, job: ChunkJob) -> None:
+    """Read one chunk file to where its rows belong, and verify it. Raises CorruptSnapshot, StoreUnavailable."""
+    where = f"{files.where}/{job.path}"
+    with store_errors("read", where, reading=True), open_regular(where) as descriptor:
+        nbytes = job.chunk.nbytes
+        if os.fstat(descriptor).st_size != nbytes or _scatter(descriptor, job.rows) != nbytes:
+            raise CorruptSnapshot(f"{where} does not have {nbytes} bytes", path=where)
+    _check(job, where)
+
+
+def _read_tensorstore(
+    files: Files, manifest: Manifest, entries: Sequence[ArrayEntry], jobs: Sequence[ChunkJob]
+) -> None:
     if manifest.codec != "raw" and files.local is not None:
         for job in jobs:
             _check_frame(f"{files.where}/{job.path}", job.rows.nbytes)
@@ -232,8 +246,8 @@ def _read_tensorstore(files: Files, manifest: Manifest, entries: Sequence[ArrayE
 
 
 def as_rows(value: np.ndarray[Any, np.dtype[Any]], grid: Grid) -> Rows:
-    """The bytes of a C-contiguous array, not copied."""
-    return value.reshape(-1).view(np.uint8).reshape(grid.lead, grid.rows, grid.width)
+    """The bytes of a C-contiguous array of the grid's kind, with any number of rows, not copied."""
+    return value.reshape(-1).view(np.uint8).reshape(grid.lead, -1, grid.width)
 
 
 def digest(rows: Rows) -> str:
@@ -244,7 +258,7 @@ def digest(rows: Rows) -> str:
     return hasher.hexdigest()
 
 
-def _check(job: _Job, where: str) -> None:
+def _check(job: ChunkJob, where: str) -> None:
     if digest(job.rows) != job.chunk.digest:
         raise CorruptSnapshot(f"{where}: the checksum does not match the manifest", path=where)
 
@@ -260,6 +274,8 @@ def _check_frame(where: str, nbytes: int) -> None:
 def _scatter(descriptor: int, rows: Rows) -> int:
     """Read a file from its start into `rows`; the number of bytes there were."""
     done = 0
+    if rows.flags.c_contiguous:
+        rows = rows.reshape(1, -1)
     for first in range(0, len(rows), IOV_MAX):
         blocks = list(rows[first : first + IOV_MAX])
         done += os.preadv(descriptor, blocks, done)

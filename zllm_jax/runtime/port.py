@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from zllm_jax.buffers import RowSource
 from zllm_jax.values import Sampling, TokenLogprob
 
 RowLayout = Mapping[str, tuple[np.dtype, tuple[int | None, ...], int | None]]
@@ -91,5 +92,5 @@ class Backend(Protocol):
     def read(self, pages: Sequence[int], ring: int, num_tokens: int) -> dict[str, np.ndarray]:
         """A sequence's state as logical rows on the host."""
 
-    def write(self, rows: Mapping[str, np.ndarray], pages: Sequence[int], ring: int) -> int:
-        """Logical rows to the device; returns the bytes copied."""
+    def write(self, source: RowSource, pages: Sequence[int], ring: int) -> int:
+        """A sequence's logical rows into its pages and its ring; returns the bytes copied."""

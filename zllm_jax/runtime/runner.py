@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from zllm_jax.buffers import RowSource
 from zllm_jax.config import Dtype, ModelConfig
 from zllm_jax.runtime import steps, transfer
 from zllm_jax.runtime.memory import trim
@@ -73,7 +74,7 @@ class Runner:
         self._state = init_state(self._spec, shape, cfg.vocab_size, self._dtype, fill)
         self._prefill_buckets, self._decode_buckets = tuple(prefill_buckets), tuple(decode_buckets)
         self._decode_steps = decode_steps
-        self._staging = transfer.Staging(self.row_layout, transfer.GROUP_PAGES * shape.page_tokens)
+        self._staging = transfer.Staging(self.row_layout, shape.page_tokens)
 
     @property
     def capacity(self) -> Capacity:
@@ -161,13 +162,12 @@ class Runner:
 
     def read(self, pages: Sequence[int], ring: int, num_tokens: int) -> dict[str, np.ndarray]:
         rows: dict[str, np.ndarray] = {}
-        group = transfer.GROUP_PAGES * self._shape.page_tokens
+        group = self._staging.group_tokens
         for name, (dtype, shape, axis) in self.row_layout.items():
             if axis is not None:
                 rows[name] = np.empty([num_tokens if size is None else size for size in shape], dtype)
         if self._spec.paged:
-            for first, _, ids in transfer.page_groups(pages):
-                start = first * self._shape.page_tokens
+            for start, _, ids in self._staging.page_groups(pages):
                 for name, part in _gather_pages(self._state, ids).items():
                     stop = min(start + group, num_tokens)
                     rows[name][:, :, start:stop] = np.asarray(part)[:, :, : stop - start]
@@ -175,20 +175,22 @@ class Runner:
             rows |= {name: np.asarray(part) for name, part in _gather_ring(self._state, np.int32(ring)).items()}
         return rows
 
-    def write(self, rows: Mapping[str, np.ndarray], pages: Sequence[int], ring: int) -> int:
-        for first, count, ids in transfer.page_groups(pages) if self._spec.paged else ():
-            group = self._staging.fill(rows, first * self._shape.page_tokens)
-            self._put_pages(group, ids, count)
+    def write(self, source: RowSource, pages: Sequence[int], ring: int) -> int:
+        if self._spec.paged:
+            self._staging.put(source, pages, self._put_pages)
         if self._spec.rings:
-            self._state = _scatter_ring(state=self._state, ring=np.int32(ring), k=rows["ring.k"], v=rows["ring.v"])
+            self._put_ring(source.fixed(), ring)
         jax.block_until_ready(self._state.layers)
-        return sum(value.nbytes for value in rows.values())
+        return len(pages) * self.capacity.page_bytes + self.capacity.ring_bytes
 
-    def _put_pages(self, group: Mapping[str, jax.Array], ids: np.ndarray, count: int) -> None:
+    def _put_pages(self, rows: Mapping[str, jax.Array], ids: np.ndarray, count: int) -> jax.Array:
         self._state, done = _scatter_pages(
-            state=self._state, ids=ids, count=np.int32(count), k=group["paged.k"], v=group["paged.v"]
+            state=self._state, ids=ids, count=np.int32(count), k=rows["paged.k"], v=rows["paged.v"]
         )
-        self._staging.used_by(done)
+        return done
+
+    def _put_ring(self, rows: Mapping[str, np.ndarray], ring: int) -> None:
+        self._state = _scatter_ring(state=self._state, ring=np.int32(ring), k=rows["ring.k"], v=rows["ring.v"])
 
     def warmup(self, progress: Progress | None = None) -> None:
         """Compile (or fetch) every program once. Nothing that a sequence owns is touched."""
@@ -223,13 +225,11 @@ class Runner:
         self.begin(0, ())
         if self._spec.paged:
             self.copy_page(0, 0)
-            none = np.zeros(transfer.GROUP_PAGES, np.int32)
-            rows = {name: np.asarray(part) for name, part in _gather_pages(self._state, none).items()}
-            self._put_pages(self._staging.fill(rows, 0), none, 0)
+            none = np.zeros(self._staging.group_pages, np.int32)
+            self._put_pages(_gather_pages(self._state, none), none, 0)
         if self._spec.rings:
             self.copy_ring(0, 0)
-            host = {name: np.asarray(part) for name, part in _gather_ring(self._state, np.int32(0)).items()}
-            self._state = _scatter_ring(state=self._state, ring=np.int32(0), k=host["ring.k"], v=host["ring.v"])
+            self._put_ring({name: np.asarray(part) for name, part in _gather_ring(self._state, np.int32(0)).items()}, 0)
 
     def _table(self, pages: Sequence[int]) -> np.ndarray:
         table = np.zeros(self._shape.max_pages, np.int32)

@@ -7,20 +7,26 @@ same few compiled programs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from zllm_jax.buffers import aligned_empty
+from zllm_jax.buffers import RowSource, aligned_empty
 from zllm_jax.runtime.specs import StateSpec
 from zllm_jax.runtime.state import LayerState, Pages, Rings, State
 
 Rows = dict[str, np.ndarray]
 _TOKEN_AXIS = 2
-GROUP_PAGES = 2
+GROUP_TOKENS = 256  # moved at a time, in whole pages
+
+# Rows of a group on the device, its page ids i32[g] and how many of them count -> an array that is ready with the copy.
+Copy = Callable[[Mapping[str, jax.Array], np.ndarray, int], jax.Array]
 
 
 def row_layout(spec: StateSpec, dtype: jnp.dtype) -> dict[str, tuple[np.dtype, tuple[int | None, ...], int | None]]:
@@ -119,46 +125,65 @@ def scatter_ring(state: State, ring: jax.Array, k: jax.Array, v: jax.Array) -> S
     return replace(state, layers=tuple(layer_of(layer) for layer in state.layers))
 
 
-def page_groups(pages: Sequence[int]) -> Iterator[tuple[int, int, np.ndarray]]:
-    """(index of the first page, how many, i32[GROUP_PAGES] ids padded with 0) over a sequence's pages."""
-    for start in range(0, len(pages), GROUP_PAGES):
-        part = pages[start : start + GROUP_PAGES]
-        ids = np.zeros(GROUP_PAGES, np.int32)
-        ids[: len(part)] = part
-        yield start, len(part), ids
-
-
 class Staging:
-    """Two reused host buffers of `rows` for one group of pages, so that filling one overlaps copying the other.
+    """Two reused host buffers for a group of pages' rows: the next group is filled while one is copied to the device.
 
     XLA on a CPU reads a buffer where it lies: it may be filled again only when its last copy is done.
     """
 
-    def __init__(self, layout: Mapping[str, tuple[np.dtype, tuple[int | None, ...], int | None]], group_tokens: int):
-        self._group_tokens = group_tokens
+    def __init__(self, layout: Mapping[str, tuple[np.dtype, tuple[int | None, ...], int | None]], page_tokens: int):
+        self.group_pages = max(1, GROUP_TOKENS // page_tokens)
+        self._page_tokens = page_tokens
         self._buffers = [
             {
-                name: aligned_empty([group_tokens if size is None else size for size in shape], dtype)
+                name: aligned_empty([self.group_tokens if size is None else size for size in shape], dtype)
                 for name, (dtype, shape, axis) in layout.items()
                 if axis is not None
             }
             for _ in range(2)
         ]
-        self._last_used: list[jax.Array | None] = [None, None]
+        self._copied: list[jax.Array | None] = [None, None]
         self._turn = 0
 
-    def fill(self, rows: Mapping[str, np.ndarray], start: int) -> dict[str, jax.Array]:
-        """The group of tokens from `start` on, on the device; rows past the sequence's end hold anything."""
-        self._turn ^= 1
-        last = self._last_used[self._turn]
-        if last is not None:
-            last.block_until_ready()
-        parts = self._buffers[self._turn]
-        for name, part in parts.items():
-            here = rows[name][:, :, start : start + self._group_tokens]
-            part[:, :, : here.shape[_TOKEN_AXIS]] = here
-        return {name: jax.device_put(part) for name, part in parts.items()}
+    @property
+    def group_tokens(self) -> int:
+        return self.group_pages * self._page_tokens
 
-    def used_by(self, done: jax.Array) -> None:
-        """`done` is ready when the copy out of the last filled buffers is."""
-        self._last_used[self._turn] = done
+    def page_groups(self, pages: Sequence[int]) -> Iterator[tuple[int, int, np.ndarray]]:
+        """(first token, how many pages, i32[group_pages] ids padded with 0) over a sequence's pages."""
+        for first in range(0, len(pages), self.group_pages):
+            part = pages[first : first + self.group_pages]
+            ids = np.zeros(self.group_pages, np.int32)
+            ids[: len(part)] = part
+            yield first * self._page_tokens, len(part), ids
+
+    def put(self, source: RowSource, pages: Sequence[int], copy: Copy) -> None:
+        """Fill group after group from `source` and hand each to `copy`, one filling ahead."""
+        waiting: deque[tuple[Callable[[], None], Callable[[], None]]] = deque()
+        try:
+            for start, count, ids in self.page_groups(pages):
+                turn = self._turn = self._turn ^ 1
+                last = self._copied[turn]
+                if last is not None:
+                    last.block_until_ready()
+                filled = source.fill(start, self._buffers[turn])
+                waiting.append((filled, partial(self._copy, turn, ids, count, copy)))
+                if len(waiting) == len(self._buffers):
+                    _finish(waiting)
+            while waiting:
+                _finish(waiting)
+        finally:
+            for filled, _ in waiting:  # after a failure: nothing may fill a buffer behind the next sequence's back
+                with suppress(Exception):
+                    filled()
+
+    def _copy(self, turn: int, ids: np.ndarray, count: int, copy: Copy) -> None:
+        rows = {name: jax.device_put(part) for name, part in self._buffers[turn].items()}
+        self._copied[turn] = copy(rows, ids, count)
+
+
+def _finish(waiting: deque[tuple[Callable[[], None], Callable[[], None]]]) -> None:
+    filled, copy = waiting[0]
+    filled()
+    waiting.popleft()
+    copy()
