@@ -95,7 +95,8 @@ class EngineConfig:
     """What one engine may use.
 
     max_batch: decode slots. max_seq_tokens: the most tokens one sequence may hold (None: the model's context).
-    page_tokens: tokens a page (C). device_cache_bytes: budget of pages and rings in device memory.
+    page_tokens: tokens a page (C). device_cache_bytes: budget of pages and rings in device memory (None: what one
+        sequence needs).
     prefill_buckets, decode_buckets: compiled lengths and row counts. decode_steps: steps a device call.
     dtype: of weights and activations; state_dtype: of keys and values (None: same).
     store: folder of the snapshots (None: below ZLLM_HOME); disk_cache: False keeps no second tier.
@@ -106,7 +107,7 @@ class EngineConfig:
     max_batch: int = 8
     max_seq_tokens: int | None = None
     page_tokens: int = 128
-    device_cache_bytes: int = 1 << 30
+    device_cache_bytes: int | None = 1 << 30
     prefill_buckets: tuple[int, ...] = (32, 256)
     decode_buckets: tuple[int, ...] = (1, 8)
     decode_steps: int = 4
@@ -122,7 +123,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         def positive(name: str) -> None:
-            if getattr(self, name) <= 0:
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ConfigError(f"EngineConfig.{name} is {getattr(self, name)}, must be positive")
 
         for name in ("max_batch", "page_tokens", "device_cache_bytes", "decode_steps", "max_queue", "disk_cache_bytes"):

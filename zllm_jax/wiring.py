@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from zllm_jax import engine as engine_
@@ -18,7 +20,10 @@ from zllm_jax.runtime import (
     Runner,
     StateShape,
     architecture,
+    check_shapes,
     extend_context,
+    fetch_decode,
+    fetch_prefill,
     keep_compilations,
     load_params,
     page_bytes,
@@ -50,15 +55,7 @@ class Engine(engine_.Engine):
             keep_compilations(zllm_home() / "compilations")
         tokenizer = load_tokenizer(checkpoint.tokenizer) if checkpoint.tokenizer is not None else None
         store = open_store(checkpoint, cfg, config, tokenizer) if config.disk_cache else None
-        runner = Runner(
-            load_params(checkpoint, cfg, config.dtype, progress=progress),
-            cfg,
-            shape,
-            state_dtype=config.state_dtype or config.dtype,
-            prefill_buckets=config.prefill_buckets,
-            decode_buckets=config.decode_buckets,
-            decode_steps=config.decode_steps,
-        )
+        runner = open_runner(checkpoint, cfg, shape, config, progress)
         cache = PrefixCache(runner, store)
         scheduler = Scheduler(runner, cache, max_seq_tokens=max_seq_tokens(cfg, config), max_queue=config.max_queue)
         return cls(
@@ -71,6 +68,31 @@ class Engine(engine_.Engine):
             template=chat_template(checkpoint, tokenizer),
             warm=runner.warmup,
         )
+
+
+def open_runner(
+    checkpoint: Checkpoint, cfg: ModelConfig, shape: StateShape, config: EngineConfig, progress: Progress | None
+) -> Runner:
+    """Weights and state on the device. The programs of a first short request are fetched while the weights load."""
+    check_shapes(checkpoint, cfg)
+    state_dtype = config.state_dtype or config.dtype
+    _beside(fetch_prefill, cfg, shape, config.dtype, state_dtype, config.prefill_buckets[0])
+    params = load_params(checkpoint, cfg, config.dtype, progress=progress)
+    _beside(fetch_decode, cfg, shape, config.dtype, state_dtype, config.decode_buckets[0], config.decode_steps)
+    return Runner(
+        params,
+        cfg,
+        shape,
+        state_dtype=state_dtype,
+        prefill_buckets=config.prefill_buckets,
+        decode_buckets=config.decode_buckets,
+        decode_steps=config.decode_steps,
+    )
+
+
+def _beside(fetch: Callable[..., None], *args: object) -> None:
+    """Fetch a program in a thread: a call that needs it meanwhile waits for it, and meets its errors itself."""
+    threading.Thread(target=fetch, args=args, name="fetch-program", daemon=True).start()
 
 
 def model_config(checkpoint: Checkpoint, config: EngineConfig) -> ModelConfig:
@@ -94,10 +116,10 @@ def state_shape(cfg: ModelConfig, config: EngineConfig) -> StateShape:
     one_page, one_ring = page_bytes(spec, config.page_tokens, itemsize), spec.ring_bytes(itemsize)
     # Each running sequence has a ring, and at least as many finished conversations keep theirs.
     rings = 2 * config.max_batch if spec.rings else 1
-    left = config.device_cache_bytes - rings * one_ring
-    pages = left // one_page if one_page else longest
+    need = longest * one_page + rings * one_ring
+    budget = need if config.device_cache_bytes is None else config.device_cache_bytes
+    pages = (budget - rings * one_ring) // one_page if one_page else longest
     if pages < longest:
-        need = longest * one_page + rings * one_ring
         raise ConfigError(
             f"device_cache_bytes is {config.device_cache_bytes}, but one sequence of {max_seq_tokens(cfg, config)} "
             f"tokens needs {need} bytes of state: raise device_cache_bytes or lower max_seq_tokens"

@@ -76,7 +76,7 @@ class Speaker:
 @pytest.fixture
 def speaker(monkeypatch: pytest.MonkeyPatch) -> Speaker:
     engine = Speaker(["The sea ", "is grey", "."])
-    monkeypatch.setattr(generate, "open_engine", lambda args, progress: engine)
+    monkeypatch.setattr(generate, "open_engine", lambda args, progress, **defaults: engine)
     return engine
 
 
@@ -349,8 +349,9 @@ def test_engine_options_meet_the_engine_config(tmp_path: Path, monkeypatch: pyte
     parser = __import__("argparse").ArgumentParser()
     engine_options.add_engine_options(parser)
     args = parser.parse_args(["--model", "m", "--config", str(file), "--set", "max_batch=3"])
-    assert engine_options.open_engine(args, print) == "engine"
-    assert (seen["model"], seen["config"].max_batch, seen["config"].page_tokens) == ("m", 3, 32)
+    assert engine_options.open_engine(args, print, max_batch=1, decode_steps=2) == "engine"
+    config = seen["config"]
+    assert (seen["model"], config.max_batch, config.page_tokens, config.decode_steps) == ("m", 3, 32, 2)
 
 
 def test_progress_without_a_terminal_is_a_line_a_thing(capsys: pytest.CaptureFixture[str]) -> None:

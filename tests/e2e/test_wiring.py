@@ -138,6 +138,13 @@ def test_too_little_memory_names_what_is_needed(opened: Any) -> None:
         opened(device_cache_bytes=1000)
 
 
+def test_no_budget_is_room_for_one_sequence(opened: Any) -> None:
+    one = opened(device_cache_bytes=None)
+    pages = one.report()["pages"]
+    assert pages["total"] * pages["tokens"] >= one.report()["budget_tokens"]
+    assert (pages["total"] - 1) * pages["tokens"] < one.report()["budget_tokens"]
+
+
 def test_half_a_download(tiny: Path, tmp_path: Path) -> None:
     half = shutil.copytree(tiny, tmp_path / "half", copy_function=shutil.copyfile)
     half.chmod(0o755)

@@ -15,13 +15,12 @@ from zllm_jax.config import ModelConfig
 from zllm_jax.runtime import (
     Chunk,
     Drawn,
-    PrefillInputs,
     Row,
     Runner,
     StateShape,
     init_state,
-    pack_sampling,
     prefill_logits,
+    programs,
 )
 from zllm_jax.values import Sampling
 
@@ -76,18 +75,17 @@ class Scorer(Runner):
         found = []
         for at in range(0, len(tokens), size):
             piece = tokens[at : at + size]
-            padded = np.zeros(size, np.int32)
-            padded[: len(piece)] = piece
-            inputs = PrefillInputs(
-                tokens=padded,
-                start=np.int32(start + at),
-                count=np.int32(len(piece)),
-                table=self._table(place.pages),
-                ring=np.int32(place.ring),
-                slot=np.int32(place.slot),
-                sampling=pack_sampling([(GREEDY, 0)]),
-                last=np.bool_(False),
+            chunk = Chunk(
+                tokens=piece,
+                start=start + at,
+                pages=place.pages,
+                ring=place.ring,
+                slot=place.slot,
+                sampling=GREEDY,
+                seed=0,
+                last=False,
             )
+            inputs = programs.prefill_inputs(chunk, size, self._shape.max_pages)
             self._state, logits = _score(params=self._params, state=self._state, inputs=inputs, cfg=self._cfg)
             found.append(np.asarray(logits)[: len(piece)])
         return np.concatenate(found)

@@ -12,14 +12,12 @@ import pytest
 from tests.runtime import drive
 from tests.runtime.drive import Place, Scorer
 from zllm_jax.runtime import (
-    DecodeInputs,
-    PrefillInputs,
     StateShape,
     count_compilations,
     init_params,
     init_state,
-    pack_sampling,
-    runner,
+    programs,
+    steps,
 )
 from zllm_jax.runtime.state import State
 from zllm_jax.testing import tiny_config
@@ -71,6 +69,19 @@ def test_nothing_compiles_after_warm_up(warm: Scorer) -> None:
     assert count.programs == 0
 
 
+def test_what_is_fetched_before_the_weights_is_what_runs() -> None:
+    cfg, shape = tiny_config("llama"), replace(SHAPE, num_pages=96)
+    programs.fetch_prefill(cfg, shape, "float32", "float32", 4)
+    programs.fetch_decode(cfg, shape, "float32", "float32", 1, 2)
+    made = drive.scorer(
+        init_params(cfg, jax.random.key(0)), cfg, shape, prefill_buckets=(4,), decode_buckets=(1,), decode_steps=2
+    )
+    with count_compilations() as count:
+        first = drive.prefilled(made, range(6), PLACE, size=4)
+        made.decode([drive.row(first.token, 6, PLACE, budget=2)], 2)
+    assert count.programs == 0
+
+
 def test_the_counter_counts(warm: Scorer) -> None:
     """A step in a shape that was not warmed up shows, and is no longer counted once the block has ended."""
     with count_compilations() as count:
@@ -82,46 +93,20 @@ def test_the_counter_counts(warm: Scorer) -> None:
     assert count.programs > 0
 
 
-def prefill_inputs(size: int) -> PrefillInputs:
-    return PrefillInputs(
-        tokens=np.zeros(size, np.int32),
-        start=np.int32(0),
-        count=np.int32(size),
-        table=np.zeros(SHAPE.max_pages, np.int32),
-        ring=np.int32(0),
-        slot=np.int32(0),
-        sampling=pack_sampling([(Sampling(), 0)]),
-        last=np.bool_(True),
-    )
-
-
-def decode_inputs(rows: int) -> DecodeInputs:
-    zeros = np.zeros(rows, np.int32)
-    return DecodeInputs(
-        tokens=zeros,
-        positions=zeros,
-        table=np.zeros((rows, SHAPE.max_pages), np.int32),
-        rings=zeros,
-        slots=zeros,
-        budget=zeros + 1,
-        stop_ids=np.full((rows, runner.MAX_STOP_IDS), -1, np.int32),
-        sampling=pack_sampling([(Sampling(), 0)] * rows),
-        steps=np.int32(2),
-    )
-
-
 def memory(warm: Scorer, step: str, *, donated: bool = True, **more: int) -> Any:
     """What the compiler says of a step on a state of SHAPE with more pages or rings."""
     state = jax.eval_shape(lambda: init_state(warm._spec, replace(SHAPE, **more), warm._cfg.vocab_size, warm._dtype))
     call: dict[str, Any] = {"params": warm._params, "state": state, "cfg": warm._cfg}
-    jitted = getattr(runner, f"_{step}")
+    jitted = getattr(programs, step)
     if step == "prefill":
-        call["inputs"] = prefill_inputs(16)
+        chunk = replace(programs.IDLE_CHUNK, tokens=range(16), last=True)
+        call["inputs"] = programs.prefill_inputs(chunk, 16, SHAPE.max_pages)
     else:
-        call |= {"inputs": decode_inputs(3), "max_steps": 2}
+        rows = [replace(programs.IDLE_ROW, budget=1)] * 3
+        call |= {"inputs": programs.decode_inputs(rows, 3, SHAPE.max_pages, 2), "max_steps": 2}
     if not donated:
         static = tuple(call.keys() & {"cfg", "max_steps"})
-        jitted = jax.jit(getattr(runner.steps, step), static_argnames=static)
+        jitted = jax.jit(getattr(steps, step), static_argnames=static)
     return jitted.lower(**call).compile().memory_analysis()
 
 
@@ -161,9 +146,9 @@ def test_no_transfer_copies_the_pool(warm: Scorer, monkeypatch: pytest.MonkeyPat
 
         return call
 
-    for name, function in vars(runner).items():
+    for name, function in list(vars(programs).items()):
         if hasattr(function, "lower"):
-            monkeypatch.setattr(runner, name, watch(name, function))
+            monkeypatch.setattr(programs, name, watch(name, function))
     rows = warm.read(PLACE.pages[:4], PLACE.ring, 30)
     warm.write(drive.source(warm, rows), PLACE.pages[:4], PLACE.ring)
     warm.begin(0, [1, 2])

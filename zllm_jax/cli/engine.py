@@ -28,12 +28,15 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def open_engine(args: argparse.Namespace, progress: Progress) -> Engine:
-    """The engine that `--model`, `--config` and `--set` describe. Raises `ConfigError` naming the key."""
+def open_engine(args: argparse.Namespace, progress: Progress, **defaults: object) -> Engine:
+    """The engine that `--model`, `--config` and `--set` describe. Raises `ConfigError` naming the key.
+
+    defaults: of a command that knows better than EngineConfig what it needs.
+    """
     from zllm_jax.config import EngineConfig
     from zllm_jax.experiment.config import from_mapping, merged, parse_override, read_mapping
 
-    settings = read_mapping(args.config) if args.config else {}
+    settings = merged(defaults, read_mapping(args.config) if args.config else {})
     for text in args.set:
         settings = merged(settings, parse_override(text))
     config = from_mapping(EngineConfig, settings, "")

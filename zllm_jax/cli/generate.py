@@ -78,7 +78,7 @@ def _generate(args: argparse.Namespace) -> int:
     sampling = Sampling(**{name: value for name, value in given.items() if value is not None})
     request = Request(_input(args), max_tokens=args.max_tokens, sampling=sampling, stop=tuple(args.stop))
     with ConsoleProgress() as progress:
-        engine = open_engine(args, progress)
+        engine = open_engine(args, progress, max_batch=1, device_cache_bytes=None)  # one request, then it ends
     with engine:
         envelope = _streamed(engine, request, as_json=args.json, pieces=args.stream)
     if args.json and not args.stream:

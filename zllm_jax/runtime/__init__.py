@@ -7,6 +7,7 @@ from zllm_jax.runtime.batch import Batch
 from zllm_jax.runtime.compilation import count_compilations, keep_compilations
 from zllm_jax.runtime.models import architecture
 from zllm_jax.runtime.port import Backend, Capacity, Chunk, Drawn, Row, RowLayout
+from zllm_jax.runtime.programs import fetch_decode, fetch_prefill
 from zllm_jax.runtime.rope import extend_context
 from zllm_jax.runtime.runner import Runner
 from zllm_jax.runtime.sampling import Sampled, SamplingParams, pack_sampling, sample
@@ -39,6 +40,8 @@ __all__ = [
     "count_compilations",
     "decode",
     "extend_context",
+    "fetch_decode",
+    "fetch_prefill",
     "init_params",
     "init_state",
     "keep_compilations",

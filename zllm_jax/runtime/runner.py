@@ -16,39 +16,13 @@ import numpy as np
 
 from zllm_jax.buffers import RowSource
 from zllm_jax.config import Dtype, ModelConfig
-from zllm_jax.runtime import steps, transfer
+from zllm_jax.runtime import programs, transfer
 from zllm_jax.runtime.memory import trim
 from zllm_jax.runtime.models import architecture
 from zllm_jax.runtime.port import Capacity, Chunk, Drawn, Row, RowLayout
-from zllm_jax.runtime.sampling import Sampled, pack_sampling
-from zllm_jax.runtime.state import Pages, State, StateShape, init_state, page_bytes
+from zllm_jax.runtime.sampling import Sampled
+from zllm_jax.runtime.state import StateShape, init_state, page_bytes
 from zllm_jax.values import Sampling, TokenLogprob
-
-MAX_STOP_IDS = 8
-_IDLE = Row(
-    token=0, position=0, pages=(), ring=0, slot=0, sampling=Sampling(temperature=0.0), seed=0, budget=0, stop_ids=()
-)
-
-# One program a shape for the whole process: engines of the same model share them.
-_prefill = jax.jit(steps.prefill, static_argnames="cfg", donate_argnames="state")
-_decode = jax.jit(steps.decode, static_argnames=("cfg", "max_steps"), donate_argnames="state")
-_begin_slot = jax.jit(steps.begin_slot, donate_argnames="state")
-_copy_page = jax.jit(transfer.copy_page, donate_argnames="state")
-_copy_ring = jax.jit(transfer.copy_ring, donate_argnames="state")
-_scatter_ring = jax.jit(transfer.scatter_ring, donate_argnames="state")
-_gather_pages = jax.jit(transfer.gather_pages)
-_gather_ring = jax.jit(transfer.gather_ring)
-
-
-@partial(jax.jit, donate_argnames="state")
-def _scatter_pages(
-    state: State, ids: jax.Array, count: jax.Array, k: jax.Array, v: jax.Array
-) -> tuple[State, jax.Array]:
-    """`scatter_pages`, and a small array that is ready when it is done: the state itself is donated again at once."""
-    state = transfer.scatter_pages(state, ids, count, k, v)
-    pool = next(layer for layer in state.layers if isinstance(layer, Pages))
-    return state, pool.k[0, 0, 0, 0]
-
 
 Progress = Callable[[str, int, int], None]
 
@@ -104,26 +78,15 @@ class Runner:
     def begin(self, slot: int, tokens: Sequence[int]) -> None:
         padded = np.full(self._shape.max_pages * self._shape.page_tokens, -1, np.int32)
         padded[: len(tokens)] = tokens
-        self._state = _begin_slot(state=self._state, slot=np.int32(slot), tokens=padded)
+        self._state = programs.begin_slot(state=self._state, slot=np.int32(slot), tokens=padded)
 
     def prefill(self, chunk: Chunk) -> Drawn | None:
         count = len(chunk.tokens)
         bucket = next((size for size in self._prefill_buckets if size >= count), None)
         if bucket is None:
             raise ValueError(f"a chunk of {count} tokens exceeds the largest bucket, {self._prefill_buckets[-1]}")
-        tokens = np.zeros(bucket, np.int32)
-        tokens[:count] = chunk.tokens
-        inputs = steps.PrefillInputs(
-            tokens=tokens,
-            start=np.int32(chunk.start),
-            count=np.int32(count),
-            table=self._table(chunk.pages),
-            ring=np.int32(chunk.ring),
-            slot=np.int32(chunk.slot),
-            sampling=pack_sampling([(chunk.sampling, chunk.seed)]),
-            last=np.bool_(chunk.last),
-        )
-        self._state, sampled = _prefill(params=self._params, state=self._state, inputs=inputs, cfg=self._cfg)
+        inputs = programs.prefill_inputs(chunk, bucket, self._shape.max_pages)
+        self._state, sampled = programs.prefill(params=self._params, state=self._state, inputs=inputs, cfg=self._cfg)
         if not chunk.last:
             return None
         (drawn,) = _drawn(_fetch(sampled, [chunk.sampling]), [chunk.sampling])
@@ -133,19 +96,9 @@ class Runner:
         bucket = next((size for size in self._decode_buckets if size >= len(rows)), None)
         if bucket is None:
             raise ValueError(f"{len(rows)} rows exceed the largest decode bucket, {self._decode_buckets[-1]}")
-        padded = [*rows, *([_IDLE] * (bucket - len(rows)))]
-        inputs = steps.DecodeInputs(
-            tokens=_column(padded, "token"),
-            positions=_column(padded, "position"),
-            table=np.stack([self._table(row.pages) for row in padded]),
-            rings=_column(padded, "ring"),
-            slots=_column(padded, "slot"),
-            budget=_column(padded, "budget"),
-            stop_ids=_stop_ids(padded),
-            sampling=pack_sampling([(row.sampling, row.seed) for row in padded]),
-            steps=np.int32(min(steps_wanted, self._decode_steps)),
-        )
-        self._state, out = _decode(
+        num_steps = min(steps_wanted, self._decode_steps)
+        inputs = programs.decode_inputs(rows, bucket, self._shape.max_pages, num_steps)
+        self._state, out = programs.decode(
             params=self._params, state=self._state, inputs=inputs, cfg=self._cfg, max_steps=self._decode_steps
         )
         emitted = np.asarray(out.emitted)
@@ -155,10 +108,10 @@ class Runner:
         return [[by_step[i][b] for i in range(emitted[b])] for b in range(len(rows))]
 
     def copy_page(self, source: int, target: int) -> None:
-        self._state = _copy_page(state=self._state, source=np.int32(source), target=np.int32(target))
+        self._state = programs.copy_page(state=self._state, source=np.int32(source), target=np.int32(target))
 
     def copy_ring(self, source: int, target: int) -> None:
-        self._state = _copy_ring(state=self._state, source=np.int32(source), target=np.int32(target))
+        self._state = programs.copy_ring(state=self._state, source=np.int32(source), target=np.int32(target))
 
     def read(self, pages: Sequence[int], ring: int, num_tokens: int) -> dict[str, np.ndarray]:
         rows: dict[str, np.ndarray] = {}
@@ -168,11 +121,11 @@ class Runner:
                 rows[name] = np.empty([num_tokens if size is None else size for size in shape], dtype)
         if self._spec.paged:
             for start, _, ids in self._staging.page_groups(pages):
-                for name, part in _gather_pages(self._state, ids).items():
+                for name, part in programs.gather_pages(self._state, ids).items():
                     stop = min(start + group, num_tokens)
                     rows[name][:, :, start:stop] = np.asarray(part)[:, :, : stop - start]
         if self._spec.rings:
-            rows |= {name: np.asarray(part) for name, part in _gather_ring(self._state, np.int32(ring)).items()}
+            rows |= {name: np.asarray(part) for name, part in programs.gather_ring(self._state, np.int32(ring)).items()}
         return rows
 
     def write(self, source: RowSource, pages: Sequence[int], ring: int) -> int:
@@ -184,19 +137,19 @@ class Runner:
         return len(pages) * self.capacity.page_bytes + self.capacity.ring_bytes
 
     def _put_pages(self, rows: Mapping[str, jax.Array], ids: np.ndarray, count: int) -> jax.Array:
-        self._state, done = _scatter_pages(
+        self._state, done = programs.scatter_pages(
             state=self._state, ids=ids, count=np.int32(count), k=rows["paged.k"], v=rows["paged.v"]
         )
         return done
 
     def _put_ring(self, rows: Mapping[str, np.ndarray], ring: int) -> None:
-        self._state = _scatter_ring(state=self._state, ring=np.int32(ring), k=rows["ring.k"], v=rows["ring.v"])
+        self._state = programs.scatter_ring(state=self._state, ring=np.int32(ring), k=rows["ring.k"], v=rows["ring.v"])
 
     def warmup(self, progress: Progress | None = None) -> None:
         """Compile (or fetch) every program once. Nothing that a sequence owns is touched."""
         work: list[Callable[[], object]] = [
             *(partial(self._warm_prefill, size) for size in self._prefill_buckets),
-            *(partial(self.decode, [_IDLE] * size, 1) for size in self._decode_buckets),
+            *(partial(self.decode, [programs.IDLE_ROW] * size, 1) for size in self._decode_buckets),
             self._warm_transfers,
         ]
         for i, task in enumerate(work):
@@ -209,45 +162,19 @@ class Runner:
             progress("compile", len(work), len(work))
 
     def _warm_prefill(self, size: int) -> None:
-        inputs = steps.PrefillInputs(
-            tokens=np.zeros(size, np.int32),
-            start=np.int32(0),
-            count=np.int32(0),
-            table=self._table(()),
-            ring=np.int32(0),
-            slot=np.int32(0),
-            sampling=pack_sampling([(Sampling(temperature=0.0), 0)]),
-            last=np.bool_(False),
-        )
-        self._state, _ = _prefill(params=self._params, state=self._state, inputs=inputs, cfg=self._cfg)
+        inputs = programs.prefill_inputs(programs.IDLE_CHUNK, size, self._shape.max_pages)
+        self._state, _ = programs.prefill(params=self._params, state=self._state, inputs=inputs, cfg=self._cfg)
 
     def _warm_transfers(self) -> None:
         self.begin(0, ())
         if self._spec.paged:
             self.copy_page(0, 0)
             none = np.zeros(self._staging.group_pages, np.int32)
-            self._put_pages(_gather_pages(self._state, none), none, 0)
+            self._put_pages(programs.gather_pages(self._state, none), none, 0)
         if self._spec.rings:
             self.copy_ring(0, 0)
-            self._put_ring({name: np.asarray(part) for name, part in _gather_ring(self._state, np.int32(0)).items()}, 0)
-
-    def _table(self, pages: Sequence[int]) -> np.ndarray:
-        table = np.zeros(self._shape.max_pages, np.int32)
-        table[: len(pages)] = pages
-        return table
-
-
-def _column(rows: Sequence[Row], name: str) -> np.ndarray:
-    return np.array([getattr(row, name) for row in rows], np.int32)
-
-
-def _stop_ids(rows: Sequence[Row]) -> np.ndarray:
-    ids = np.full((len(rows), MAX_STOP_IDS), -1, np.int32)
-    for i, row in enumerate(rows):
-        if len(row.stop_ids) > MAX_STOP_IDS:
-            raise ValueError(f"{len(row.stop_ids)} stop ids, at most {MAX_STOP_IDS} are compiled in")
-        ids[i, : len(row.stop_ids)] = row.stop_ids
-    return ids
+            ring = programs.gather_ring(self._state, np.int32(0))
+            self._put_ring({name: np.asarray(part) for name, part in ring.items()}, 0)
 
 
 def _fetch(sampled: Sampled, samplings: Sequence[Sampling]) -> Sampled:
