@@ -3,40 +3,28 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.cache.snapshots import REPO, assert_same, entry_folder, ids, open_store, python, state
+from tests.cache.snapshots import assert_same, entry_folder, ids, open_store, python, state
+from tests.killing import killed
 from zllm_jax.cache.manifest import parse
 from zllm_jax.cache.snapshot_files import Files
 from zllm_jax.errors import StoreUnavailable
 
-# Imports once, then forks a writer for each line it reads.
-WRITER = """
-import os, sys
-from tests.cache.snapshots import ids, open_store, state
-for line in sys.stdin:
-    writer = os.fork()
-    if writer:
-        os.waitpid(writer, 0)
-        print("dead", flush=True)
-        continue
-    store = open_store(sys.argv[1])
-    print(os.getpid(), flush=True)
-    for seed in range(int(line), 1 << 30):
+
+def write_forever(root: str, first: int) -> None:
+    store = open_store(root)
+    for seed in range(first, 1 << 30):
         info = store.save(ids(300, seed), state(300, seed, width=64), meta={"seed": seed})
         print(info.id, flush=True)
         if seed % 3 == 0:
             store.delete(info.id)
             print("deleted", info.id, flush=True)
-"""
 
 
 def kill_and_check(root: Path, turns: int, seed: int) -> int:
@@ -44,28 +32,8 @@ def kill_and_check(root: Path, turns: int, seed: int) -> int:
 
     Returns how many unfinished entries the kills left behind.
     """
-    rng = random.Random(seed)
-    leftovers = 0
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # forking wants a process without threads
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(root)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=REPO,
-        env=environment,
-    ) as parent:
-        assert parent.stdin is not None
-        assert parent.stdout is not None
-        for turn in range(turns):
-            print(turn * 1000 + 1, file=parent.stdin, flush=True)
-            writer = int(parent.stdout.readline())
-            time.sleep(rng.uniform(0.0, 0.15))
-            os.kill(writer, signal.SIGKILL)
-            lines = list(iter(parent.stdout.readline, "dead\n"))
-            leftovers += check_after_kill(root, [line.strip() for line in lines])
-        parent.stdin.close()
-    return leftovers
+    writers = killed("tests.cache.test_snapshot_crash:write_forever", [root], turns=turns, seed=seed, within_s=0.15)
+    return sum(check_after_kill(root, lines) for lines in writers)
 
 
 def check_after_kill(root: Path, lines: list[str]) -> int:

@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import os
+import dataclasses
 import random
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.process import REPO
 from tests.engine.talker import Talker
+from tests.killing import killed
 from zllm_jax.cache import SnapshotStore
+from zllm_jax.cli import main
 from zllm_jax.values import Request, Sampling, Tier
-
-# Imports once, then forks an engine for each line it reads; that one evicts its conversations until it is killed.
-EVICTOR = """
-import os, sys
-from tests.e2e.test_kill import open_store, talk
-for line in sys.stdin:
-    child = os.fork()
-    if child:
-        print(child, flush=True)
-        os.waitpid(child, 0)
-        print("dead", flush=True)
-        continue
-    talk(open_store(sys.argv[1]), int(line))
-"""
 
 
 def open_store(root: Path | str, **options: float) -> SnapshotStore:
     return SnapshotStore(root, namespace="n", chunk_tokens=32, **options)
 
 
-def talk(store: SnapshotStore, seed: int) -> None:
-    one = Talker(store=store)
+def talk_forever(root: str, seed: int) -> None:
+    one = Talker(store=open_store(root))
     one.say(*"a longer answer, so that its state is more than one chunk and takes a moment to write")
     while True:
         for turn in range(3):
@@ -50,33 +33,13 @@ def talk(store: SnapshotStore, seed: int) -> None:
 
 def kill_and_check(root: Path, turns: int, seed: int) -> tuple[int, int]:
     """Returns (snapshots restored, unfinished ones left behind by the kills)."""
-    rng = random.Random(seed)
     restored = leftovers = 0
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # forking wants a process without threads
-    with subprocess.Popen(
-        [sys.executable, "-c", EVICTOR, str(root)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=REPO,
-        env=environment,
-    ) as parent:
-        assert parent.stdin is not None
-        assert parent.stdout is not None
-        for turn in range(turns):
-            print(1000 * turn, file=parent.stdin, flush=True)
-            child = int(parent.stdout.readline())
-            if turn % 2:
-                assert parent.stdout.readline() == "evicted\n"
-            time.sleep(rng.uniform(0.0, 0.1))
-            os.kill(child, signal.SIGKILL)
-            while parent.stdout.readline() != "dead\n":
-                pass
-            entries = len(list(root.glob("*/*")))
-            found = restore_all(root)
-            restored, leftovers = restored + found, leftovers + entries - found
-        parent.stdin.close()
+    work = "tests.e2e.test_kill:talk_forever"
+    for _ in killed(work, [root], turns=turns, seed=seed, within_s=0.1, started="evicted"):
+        assert main(["cache", "verify", "--store", str(root)]) == 0
+        entries = len(list(root.glob("*/*")))
+        found = restore_all(root)
+        restored, leftovers = restored + found, leftovers + entries - found
     return restored, leftovers
 
 
@@ -107,3 +70,49 @@ def test_killed_while_evicting_fifty_times(tmp_path: Path) -> None:
     restored, leftovers = kill_and_check(tmp_path, turns=50, seed=1)
     assert restored >= 50
     assert leftovers > 0  # some kills did hit the middle of a save
+
+
+CONFIG = {
+    "max_batch": 1,
+    "max_seq_tokens": 256,
+    "page_tokens": 32,
+    "prefill_buckets": (64,),
+    "device_cache_bytes": None,
+}
+
+
+def run_forever(model: str, store: str, seed: int) -> None:
+    from zllm_jax import Engine, EngineConfig
+
+    with Engine.from_pretrained(model, EngineConfig(store=Path(store), **CONFIG)) as engine:
+        while True:
+            engine.generate(prose(seed, 64))
+            engine.evict()
+            print("evicted", flush=True)
+            seed += 1
+
+
+def prose(seed: int, num_tokens: int) -> Request:
+    tokens = tuple(random.Random(seed).choices(range(100, 40_000), k=num_tokens))
+    return Request(tokens=tokens, max_tokens=8, ignore_eos=True, sampling=Sampling(temperature=0.0))
+
+
+@pytest.mark.slow
+def test_a_real_model_killed_fifty_times(smollm2: Path, tmp_path: Path) -> None:
+    """Many processes die while they evict to one store; what it lists is whole, and continues as if computed anew."""
+    from zllm_jax import Engine, EngineConfig
+
+    for _ in killed(
+        "tests.e2e.test_kill:run_forever", [smollm2, tmp_path], turns=50, seed=2, within_s=0.5, started="evicted"
+    ):
+        assert main(["cache", "verify", "--store", str(tmp_path)]) == 0
+    with Engine.from_pretrained(smollm2, EngineConfig(store=tmp_path, **CONFIG)) as engine:
+        (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+        store = SnapshotStore(tmp_path, namespace=folder.name)
+        assert len(store.list()) >= 25
+        for info in store.list():
+            request = dataclasses.replace(prose(0, 1), tokens=(*store.tokens(info.id).tolist(), 1000))
+            hit = engine.generate(request)
+            cold = engine.generate(dataclasses.replace(request, cache=False))
+            assert (hit.usage.tier, hit.usage.cached_tokens) == (Tier.DISK, info.num_tokens)
+            assert hit.tokens == cold.tokens

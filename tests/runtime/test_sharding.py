@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from zllm_jax.runtime import architecture
-from zllm_jax.runtime.sharding import RULES, partition, sharding
+from zllm_jax.runtime.sharding import RULES, check_heads, partition, sharding
 from zllm_jax.runtime.specs import ArraySpec
 from zllm_jax.testing import tiny_config
 
@@ -46,6 +47,15 @@ def test_a_split_must_come_out_even() -> None:
     assert sharding(mesh, ("embed", "ffn"), (6, 8)).spec == PartitionSpec(None, "model")
     with pytest.raises(ValueError, match="axis 'ffn' of 6 cannot be split over 4 devices"):
         sharding(mesh, ("embed", "ffn"), (8, 6))
+
+
+def test_a_head_stays_whole() -> None:
+    mesh = AbstractMesh((4,), ("model",), (jax.sharding.AxisType.Auto,))
+    cfg = dataclasses.replace(tiny_config("llama"), num_heads=4, num_kv_heads=2, head_dim=16)
+    sharding(mesh, ("embed", "kv_heads"), (cfg.embed_dim, cfg.num_kv_heads * cfg.head_dim))  # 8 columns a device
+    with pytest.raises(ValueError, match="2 kv_heads cannot be split over 4 devices"):
+        check_heads(mesh, cfg)
+    check_heads(mesh, dataclasses.replace(cfg, num_kv_heads=4))
 
 
 def test_a_spec_names_an_axis_a_dimension() -> None:

@@ -45,14 +45,13 @@ class Lease:
 
 @dataclass
 class Resident:
-    """A finished conversation in device memory. `snapshot` is set when this very state is on disk too."""
+    """A finished conversation in device memory."""
 
     id: str
     tokens: np.ndarray
     pages: list[int]
     ring: int | None
     last_used: int
-    snapshot: str | None = None
 
 
 @dataclass
@@ -162,7 +161,7 @@ class PrefixCache:
         held = c.num_pages - self._pages.free
         return {
             "resident": [
-                {"id": one.id, "tokens": len(one.tokens), "pages": len(one.pages), "on_disk": one.snapshot is not None}
+                {"id": one.id, "tokens": len(one.tokens), "pages": len(one.pages)}
                 for one in list(self._residents.values())
             ],
             "disk": [
@@ -299,13 +298,11 @@ class PrefixCache:
 
     def _evict(self, one: Resident) -> None:
         self.counters.evictions += 1
-        if self._store is not None and one.snapshot is None:
-            self._save(one, self._store)
-        if one.snapshot is None:
+        if self._store is None or not self._save(one, self._store):
             self.counters.dropped += 1
         self._drop(one)
 
-    def _save(self, one: Resident, store: SnapshotStore) -> None:
+    def _save(self, one: Resident, store: SnapshotStore) -> bool:
         layout = self._backend.row_layout
         rows = self._backend.read(one.pages, one.ring or 0, len(one.tokens))
         arrays = {name: StateArray(value, layout[name][2]) for name, value in rows.items()}
@@ -314,15 +311,15 @@ class PrefixCache:
         except CacheError as error:
             log.warning("conversation %s is dropped, its state could not be saved: %s", one.id, error)
             self.counters.failed_saves += 1
-            return
+            return False
         self.counters.bytes_written += info.nbytes
-        one.snapshot = info.id
         older = self._superseded(self._on_disk, one.tokens)
         self._on_disk.add(info.id, one.tokens)
         for key in older:
             self._forget_snapshot(str(key))
             self._delete(store, str(key))
         self._reconcile(store)
+        return True
 
     def _delete(self, store: SnapshotStore, key: str) -> None:
         try:
@@ -346,9 +343,6 @@ class PrefixCache:
     def _forget_snapshot(self, key: str) -> None:
         if key in self._on_disk:
             self._on_disk.remove(key)
-        for one in self._residents.values():
-            if one.snapshot == key:
-                one.snapshot = None
 
     def _index_store(self) -> None:
         """After a start: whatever is listed can be looked up, or is dropped with a reason."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from zllm_jax.config import ModelConfig
 from zllm_jax.runtime.specs import Axis
 
 # Tensor parallelism: whole heads, ffn columns and vocabulary rows are split over the mesh axis "model".
@@ -30,6 +31,14 @@ def partition(axes: Sequence[Axis], rules: Mapping[str, str | None] = RULES) -> 
             raise ValueError(f"axes {tuple(axes)} map twice to mesh axis {target!r}")
         placed.append(target)
     return PartitionSpec(*placed)
+
+
+def check_heads(mesh: Mesh, cfg: ModelConfig) -> None:
+    """Raises ValueError when a device would get part of a head: the product's axis may divide where heads do not."""
+    for axis, count in (("heads", cfg.num_heads), ("kv_heads", cfg.num_kv_heads)):
+        target = RULES[axis]
+        if target is not None and count % mesh.shape[target]:
+            raise ValueError(f"{count} {axis} cannot be split over {mesh.shape[target]} devices")
 
 
 def sharding(mesh: Mesh, axes: Sequence[Axis], shape: Sequence[int]) -> NamedSharding:

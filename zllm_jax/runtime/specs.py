@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from zllm_jax.config import ModelConfig
+
 Axis = Literal["vocab", "embed", "heads", "kv_heads", "head_dim", "ffn"] | None
 
 
@@ -27,6 +29,33 @@ class ArraySpec:
 
 
 ParamSpecs = Mapping[str, ArraySpec]
+
+
+def decoder_specs(cfg: ModelConfig, more: ParamSpecs) -> ParamSpecs:
+    """What every decoder here has: embedding, head unless tied, and in each layer attention, a gated MLP, their norms.
+
+    `more` is added to each layer. Products are x @ W; norm weights are plain multipliers.
+    """
+    D, F, V, H = cfg.embed_dim, cfg.ffn_dim, cfg.vocab_size, cfg.head_dim
+    q_dim, kv_dim = cfg.num_heads * H, cfg.num_kv_heads * H
+    specs = {"embed": ArraySpec((V, D), ("vocab", "embed")), "final_norm": ArraySpec((D,), ("embed",), "ones")}
+    if not cfg.tied_embeddings:
+        specs["head"] = ArraySpec((V, D), ("vocab", "embed"))
+    layer = {
+        "attn_norm": ArraySpec((D,), ("embed",), "ones"),
+        "wq": ArraySpec((D, q_dim), ("embed", "heads")),
+        "wk": ArraySpec((D, kv_dim), ("embed", "kv_heads")),
+        "wv": ArraySpec((D, kv_dim), ("embed", "kv_heads")),
+        "wo": ArraySpec((q_dim, D), ("heads", "embed")),
+        "ffn_norm": ArraySpec((D,), ("embed",), "ones"),
+        "w_gate": ArraySpec((D, F), ("embed", "ffn")),
+        "w_up": ArraySpec((D, F), ("embed", "ffn")),
+        "w_down": ArraySpec((F, D), ("ffn", "embed")),
+        **more,
+    }
+    for i in range(cfg.num_layers):
+        specs.update({f"layers.{i}.{name}": spec for name, spec in layer.items()})
+    return specs
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from zllm_jax.config import Dtype, ModelConfig
 from zllm_jax.errors import BadCheckpoint
 from zllm_jax.runtime.memory import trim
 from zllm_jax.runtime.models import architecture
-from zllm_jax.runtime.sharding import sharding
+from zllm_jax.runtime.sharding import check_heads, sharding
 from zllm_jax.runtime.specs import ArraySpec
 
 Progress = Callable[[str, int, int], None]
@@ -70,6 +70,8 @@ def load_params(
     With a mesh each array is placed by its logical axes; a source that can restore shards directly does so.
     """
     specs = check_shapes(source, cfg)
+    if mesh is not None:
+        check_heads(mesh, cfg)
     if hasattr(source, "restore_sharded") and mesh is not None:
         targets = {
             name: jax.ShapeDtypeStruct(spec.shape, jnp.dtype(dtype), sharding=sharding(mesh, spec.axes, spec.shape))

@@ -14,35 +14,20 @@ from zllm_jax.runtime.attend import attend
 from zllm_jax.runtime.batch import Batch
 from zllm_jax.runtime.layers import gated_mlp, product, rms_norm
 from zllm_jax.runtime.rope import rotate, rotation
-from zllm_jax.runtime.specs import ArraySpec, LayerSpec, PagedSpec, ParamSpecs, RingSpec, StateSpec
+from zllm_jax.runtime.specs import ArraySpec, LayerSpec, PagedSpec, ParamSpecs, RingSpec, StateSpec, decoder_specs
 from zllm_jax.runtime.state import LayerState
 
 
 def param_specs(cfg: ModelConfig) -> ParamSpecs:
-    """Name -> shape, logical axes and initialiser of every parameter. Norm weights are plain multipliers."""
-    D, F, V, H = cfg.embed_dim, cfg.ffn_dim, cfg.vocab_size, cfg.head_dim
-    q_dim, kv_dim = cfg.num_heads * H, cfg.num_kv_heads * H
-    specs = {"embed": ArraySpec((V, D), ("vocab", "embed")), "final_norm": ArraySpec((D,), ("embed",), "ones")}
-    if not cfg.tied_embeddings:
-        specs["head"] = ArraySpec((V, D), ("vocab", "embed"))
-    layer = {
-        "attn_norm": ArraySpec((D,), ("embed",), "ones"),
-        "wq": ArraySpec((D, q_dim), ("embed", "heads")),
-        "wk": ArraySpec((D, kv_dim), ("embed", "kv_heads")),
-        "wv": ArraySpec((D, kv_dim), ("embed", "kv_heads")),
-        "wo": ArraySpec((q_dim, D), ("heads", "embed")),
+    """Name -> shape, logical axes and initialiser of every parameter."""
+    D, H = cfg.embed_dim, cfg.head_dim
+    more = {
         "q_norm": ArraySpec((H,), ("head_dim",), "ones"),
         "k_norm": ArraySpec((H,), ("head_dim",), "ones"),
         "post_attn_norm": ArraySpec((D,), ("embed",), "ones"),
-        "ffn_norm": ArraySpec((D,), ("embed",), "ones"),
-        "w_gate": ArraySpec((D, F), ("embed", "ffn")),
-        "w_up": ArraySpec((D, F), ("embed", "ffn")),
-        "w_down": ArraySpec((F, D), ("ffn", "embed")),
         "post_ffn_norm": ArraySpec((D,), ("embed",), "ones"),
     }
-    for i in range(cfg.num_layers):
-        specs.update({f"layers.{i}.{name}": spec for name, spec in layer.items()})
-    return specs
+    return decoder_specs(cfg, more)
 
 
 def state_spec(cfg: ModelConfig) -> StateSpec:
