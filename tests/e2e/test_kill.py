@@ -98,6 +98,7 @@ def prose(seed: int, num_tokens: int) -> Request:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # fifty processes, each of which loads the model
 def test_a_real_model_killed_fifty_times(smollm2: Path, tmp_path: Path) -> None:
     """Many processes die while they evict to one store; what it lists is whole, and continues as if computed anew."""
     from zllm_jax import Engine, EngineConfig
