@@ -51,9 +51,11 @@ def killed(
         for turn in range(turns):
             print(turn * 1000 + 1, file=parent.stdin, flush=True)
             worker = int(parent.stdout.readline())
-            if started:
-                assert parent.stdout.readline().strip() == started
-            time.sleep(rng.uniform(0.0, within_s))
-            os.kill(worker, signal.SIGKILL)
+            try:
+                if started:
+                    assert parent.stdout.readline().strip() == started
+                time.sleep(rng.uniform(0.0, within_s))
+            finally:
+                os.kill(worker, signal.SIGKILL)
             yield [line.strip() for line in iter(parent.stdout.readline, "dead\n")]
         parent.stdin.close()

@@ -128,6 +128,7 @@ class EngineConfig:
 
         for name in ("max_batch", "page_tokens", "device_cache_bytes", "decode_steps", "max_queue", "disk_cache_bytes"):
             positive(name)
+        positive("max_seq_tokens")
         for name in ("prefill_buckets", "decode_buckets"):
             buckets = getattr(self, name)
             if not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 1:

@@ -273,11 +273,17 @@ class Engine:
         if self.tokenizer is None:
             raise InvalidRequest("this model has no tokenizer: send token ids", param="prompt")
         if request.prompt is not None:
-            ids = self.tokenizer.encode(request.prompt)
+            text, param = request.prompt, "prompt"
         else:
             if self._template is None:
                 raise InvalidRequest("this model has no chat template: send prompt= instead", param="messages")
-            ids = self.tokenizer.encode(self._template.render(request.messages or ()))
+            text, param = self._template.render(request.messages or ()), "messages"
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            what = f"character {error.start} of the text is half a character or a byte that is not UTF-8: send UTF-8"
+            raise InvalidRequest(what, param=param) from None
+        ids = self.tokenizer.encode(text)
         if not ids:
             raise InvalidRequest("the prompt has no tokens: at least one is needed to predict the next", param="prompt")
         return np.asarray(ids, np.int32)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from zllm_jax import engine as engine_
@@ -59,7 +60,7 @@ class Engine(engine_.Engine):
         cache = PrefixCache(runner, store)
         scheduler = Scheduler(runner, cache, max_seq_tokens=max_seq_tokens(cfg, config), max_queue=config.max_queue)
         return cls(
-            model_name=Path(model).stem if Path(model).exists() else str(model),
+            model_name=_name(model),
             model_config=cfg,
             config=config,
             scheduler=scheduler,
@@ -68,6 +69,12 @@ class Engine(engine_.Engine):
             template=chat_template(checkpoint, tokenizer),
             warm=runner.warmup,
         )
+
+
+def _name(model: str | Path) -> str:
+    """As a client calls it: a known name, a folder's, or a file's without its ending."""
+    path = Path(model)
+    return path.stem if path.is_file() else path.name if path.is_dir() else str(model)
 
 
 def open_runner(
@@ -91,8 +98,16 @@ def open_runner(
 
 
 def _beside(fetch: Callable[..., None], *args: object) -> None:
-    """Fetch a program in a thread: a call that needs it meanwhile waits for it, and meets its errors itself."""
-    threading.Thread(target=fetch, args=args, name="fetch-program", daemon=True).start()
+    """Fetch a program in a thread: a call that needs it meanwhile waits for it, and meets its errors itself.
+
+    The thread is waited for when the process ends: the compiler does not survive being cut off.
+    """
+
+    def run() -> None:
+        with suppress(Exception):
+            fetch(*args)
+
+    threading.Thread(target=run, name="fetch-program").start()
 
 
 def model_config(checkpoint: Checkpoint, config: EngineConfig) -> ModelConfig:

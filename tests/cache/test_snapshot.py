@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from tests.cache.snapshots import assert_same, entry_folder, ids, layout, open_s
 from zllm_jax.cache.manifest import CODECS, Codec, dtypes
 from zllm_jax.cache.snapshot import SnapshotStore, StateArray
 from zllm_jax.cache.snapshot_bench import measure
+from zllm_jax.cache.snapshot_files import LocalFiles
 from zllm_jax.errors import CacheError, CorruptSnapshot, StoreUnavailable
 
 
@@ -227,6 +229,52 @@ def test_leftovers_of_a_crash_go_after_a_while(tmp_path: Path, caplog: pytest.Lo
     assert not entry_folder(store, info.id).exists()
     assert info.id in caplog.text
     assert "never committed" in caplog.text
+
+
+def test_a_snapshot_committed_while_it_is_looked_at_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process writes the manifest between two looks of one that opens the store."""
+    store = open_store(tmp_path)
+    info = store.save(ids(30), state(30))
+    manifest = entry_folder(store, info.id) / "manifest"
+    hidden = manifest.rename(tmp_path / "hidden")
+    age_s = LocalFiles.age_s
+
+    def commits(files: LocalFiles, id: str) -> float:
+        age = age_s(files, id)
+        hidden.rename(manifest)
+        return age + 7200
+
+    monkeypatch.setattr(LocalFiles, "age_s", commits)
+    open_store(tmp_path)
+    assert [found.id for found in open_store(tmp_path).list()] == [info.id]
+
+
+def test_the_age_of_what_vanishes_is_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tmp_path)
+    info = store.save(ids(30), state(30))
+    assert store._files.age_s("0" * 32) == 0
+    lstat = os.lstat
+
+    def vanishing(path: str, **options: Any) -> os.stat_result:
+        if path.endswith("manifest"):
+            raise FileNotFoundError(path)
+        return lstat(path, **options)
+
+    monkeypatch.setattr(os, "lstat", vanishing)
+    assert 0 <= store._files.age_s(info.id) < 60
+
+
+def test_a_look_changes_nothing(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    whole, cut, left = (store.save(ids(30, seed), state(30, seed)) for seed in range(3))
+    os.truncate(next(path for path in entry_folder(store, cut.id).rglob("c.*")), 10)
+    (entry_folder(store, left.id) / "manifest").unlink()
+    before = sorted(tmp_path.rglob("*"))
+    look = open_store(tmp_path, grace_s=0.0, repair=False)
+    assert [info.id for info in look.list()] == [whole.id]
+    assert list(look.broken) == [cut.id]
+    assert "10 bytes" in look.broken[cut.id]
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_another_version_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -317,6 +319,26 @@ def test_cache_lists_shows_and_verifies_every_namespace(
     assert "2 snapshots have" in capsys.readouterr().err
     assert run("cache", "verify") == 0
     assert "2 of 2 snapshots are whole" in capsys.readouterr().out
+
+
+def test_cache_verify_names_what_cannot_be_opened(zllm_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = SnapshotStore(zllm_home / "snapshots", namespace="n")
+    good, bad = (store.save([1, 2, seed], {"a": StateArray(np.ones((3, 4)), 0)}) for seed in range(2))
+    os.truncate(next(Path(store.where, bad.id).rglob("c.*")), 3)
+    for _ in range(2):  # a look repairs nothing, so the second finds the same
+        assert run("cache", "verify") == 1
+        text = capsys.readouterr().out
+        assert f"whole  {good.id}" in text
+        assert re.search(rf"BAD +{bad.id} .*3 bytes", text)
+        assert "1 of 2 snapshots are whole" in text
+
+
+def test_generate_refuses_bytes_that_are_not_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfehello"), encoding="utf-8"))
+    assert run("generate", "--prompt", "-") == 2
+    assert "standard input is not UTF-8" in capsys.readouterr().err
 
 
 def test_cache_verify_finds_a_flipped_bit(

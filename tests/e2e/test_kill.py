@@ -37,6 +37,7 @@ def kill_and_check(root: Path, turns: int, seed: int) -> tuple[int, int]:
     work = "tests.e2e.test_kill:talk_forever"
     for _ in killed(work, [root], turns=turns, seed=seed, within_s=0.1, started="evicted"):
         assert main(["cache", "verify", "--store", str(root)]) == 0
+        assert not list(root.glob("*/quarantine"))
         entries = len(list(root.glob("*/*")))
         found = restore_all(root)
         restored, leftovers = restored + found, leftovers + entries - found

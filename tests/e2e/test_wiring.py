@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.killing import REPO
 from zllm_jax import ContextExtension, Engine, EngineConfig, Envelope, Request, Sampling, Status, Tier
 from zllm_jax.checkpoint import open_checkpoint
 from zllm_jax.config import RopeConfig
@@ -152,6 +155,21 @@ def test_half_a_download(tiny: Path, tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
     with pytest.raises(BadCheckpoint, match=r"model\.safetensors"):
         Engine.from_pretrained(half)
+
+
+def test_a_name_keeps_the_dots_of_its_folder(tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "Tiny-1.7B"
+    folder.symlink_to(tiny)
+    with Engine.from_pretrained(folder, EngineConfig(**CONFIG, store=tmp_path / "store")) as engine:
+        assert engine.model_name == "Tiny-1.7B"
+
+
+def test_a_process_that_ends_while_programs_compile_ends_well(tiny: Path, zllm_home: Path) -> None:
+    """The compilation cache is empty, so the process is done long before the compiler is."""
+    program = "import sys; from zllm_jax import Engine; Engine.from_pretrained(sys.argv[1]); sys.exit(3)"
+    command = [sys.executable, "-c", program, str(tiny)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=REPO)
+    assert done.returncode == 3, done.stderr[-2000:]
 
 
 def test_models_that_are_not_there(zllm_home: Path) -> None:

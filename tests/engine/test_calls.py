@@ -228,6 +228,7 @@ def test_ignore_eos_goes_on(talker: Make) -> None:
         (lambda: Request(QUESTION, sampling=Sampling(min_p=1.5)), "min_p"),
         (lambda: Request(QUESTION, sampling=Sampling(top_k=-1)), "top_k"),
         (lambda: Request(QUESTION, sampling=Sampling(logprobs=21)), "logprobs"),
+        (lambda: Request("half \ud83d a pair"), "prompt"),
     ],
 )
 def test_refused_by_name_before_anything_is_queued(talker: Make, make: Callable[[], Request], param: str) -> None:

@@ -149,11 +149,14 @@ class PrefixCache:
             return
         for info in self._store.list():
             self._forget_snapshot(info.id)
-            self._store.delete(info.id)
+            self._delete(self._store, info.id)
 
     def drop_page_cache(self) -> bool:
         """Ask the operating system to forget its copies of the snapshots; False where it cannot."""
-        return self._store is not None and all(self._store.drop_page_cache(info.id) for info in self._store.list())
+        try:
+            return self._store is not None and all(self._store.drop_page_cache(info.id) for info in self._store.list())
+        except (CacheError, OSError):  # another process removed one
+            return False
 
     def report(self) -> dict[str, Any]:
         """What is where, in bytes and tokens; JSON-able."""
@@ -311,6 +314,7 @@ class PrefixCache:
         except CacheError as error:
             log.warning("conversation %s is dropped, its state could not be saved: %s", one.id, error)
             self.counters.failed_saves += 1
+            self._reconcile(store)
             return False
         self.counters.bytes_written += info.nbytes
         older = self._superseded(self._on_disk, one.tokens)
@@ -325,7 +329,7 @@ class PrefixCache:
         try:
             store.delete(key)
         except CacheError as error:
-            log.warning("the superseded snapshot %s stays: %s", key, error)
+            log.warning("snapshot %s stays on disk: %s", key, error)
 
     def _reconcile(self, store: SnapshotStore) -> None:
         """The store's quota may have removed older snapshots."""

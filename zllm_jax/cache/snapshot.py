@@ -85,6 +85,8 @@ class SnapshotStore:
     max_bytes: quota; the least recently used snapshots make room. codec: of new snapshots; all are read.
     grace_s: how old an entry without a manifest must be to count as left by a crash rather than being written.
 
+    repair: False changes nothing on disk when opened: what is broken is listed in `broken` (id -> reason) instead.
+
     The index is rebuilt from the files here and in `refresh`; what is not whole is dropped with a logged reason.
     Methods may be called from any thread; several processes may share a root.
     Raises StoreUnavailable when the root cannot be listed.
@@ -99,6 +101,7 @@ class SnapshotStore:
         max_bytes: int | None = None,
         codec: Codec = "raw",
         grace_s: float = 3600.0,
+        repair: bool = True,
     ) -> None:
         if chunk_tokens < 1:
             raise ValueError(f"chunk_tokens is {chunk_tokens}, must be at least 1")
@@ -111,6 +114,8 @@ class SnapshotStore:
         self._max_bytes = max_bytes
         self._codec: Codec = codec
         self._grace_s = grace_s
+        self._repair = repair
+        self.broken: dict[str, str] = {}
         self._lock = threading.Lock()
         self._index: dict[str, SnapshotInfo] = {}
         self._writing: set[str] = set()
@@ -293,27 +298,35 @@ class SnapshotStore:
         with self._lock:
             if id in self._writing:
                 return None
-        try:
-            return self._open(id)[1] if _ID.fullmatch(id) else None
-        except CorruptSnapshot as error:
-            reason = str(error)
-            unknown_version = isinstance(error.__cause__, BadManifest) and error.__cause__.unknown_version
-        except StoreUnavailable as error:
-            log.warning("snapshot %s is left out: %s", id, error)
+        if not _ID.fullmatch(id):
             return None
         try:
-            if unknown_version:
-                log.warning("snapshot %s is left alone: %s", id, reason)
-            elif self._files.committed(id):
-                self.quarantine(id, reason)
-            elif self._files.age_s(id) > self._grace_s:
+            if self._files.committed(id):
+                return self._open(id)[1]
+            if not self._repair:
+                return None
+            if self._files.age_s(id) <= self._grace_s:
+                log.info("snapshot %s in %s is not committed", id, self.where)
+            elif not self._files.committed(id):  # its writer may have been slow, and has finished just now
                 log.warning("snapshot %s in %s was never committed and is removed", id, self.where)
                 self._files.remove(id)
-            else:
-                log.info("snapshot %s in %s is not committed", id, self.where)
+        except CorruptSnapshot as error:
+            self._take_out(id, error)
         except CacheError as error:
-            log.warning("snapshot %s is left out: %s (%s)", id, reason, error)
+            log.warning("snapshot %s is left out: %s", id, error)
         return None
+
+    def _take_out(self, id: str, error: CorruptSnapshot) -> None:
+        if isinstance(error.__cause__, BadManifest) and error.__cause__.unknown_version:
+            log.warning("snapshot %s is left alone: %s", id, error)
+        elif not self._repair:
+            self.broken[id] = str(error)
+        else:
+            try:
+                if self._files.committed(id):  # else another process has deleted it meanwhile
+                    self.quarantine(id, str(error))
+            except CacheError as second:
+                log.warning("snapshot %s is left out: %s (%s)", id, error, second)
 
     def _make_room(self, nbytes: int) -> None:
         if self._max_bytes is None:

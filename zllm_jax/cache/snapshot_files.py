@@ -227,10 +227,11 @@ class LocalFiles:
 
     def age_s(self, id: str) -> float:
         newest = 0.0
-        with suppress(OSError):
-            for folder, _, names in os.walk(self.root / id):
-                newest = max(newest, *(os.lstat(os.path.join(folder, name)).st_mtime for name in (".", *names)))
-        return time.time() - newest
+        for folder, _, names in os.walk(self.root / id):
+            for name in (".", *names):
+                with suppress(OSError):  # a file under way is renamed
+                    newest = max(newest, os.lstat(os.path.join(folder, name)).st_mtime)
+        return time.time() - newest if newest else 0.0
 
     def used_s(self, id: str) -> float | None:
         try:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from zllm_jax.buffers import HostRows
 from zllm_jax.cache.manifest import TOKENS, ArrayEntry, Manifest
 from zllm_jax.cache.snapshot_chunks import READERS, chunk_jobs, read_arrays, read_chunk, readable_in_place
-from zllm_jax.cache.snapshot_files import Files
+from zllm_jax.cache.snapshot_files import Files, store_errors
 
 
 class SnapshotReader:
@@ -54,7 +54,8 @@ class SnapshotReader:
             job for name, part in room.items() for job in chunk_jobs(self._manifest, self._entries[name], part, start)
         ]
         self.bytes_read += sum(job.chunk.nbytes for job in jobs)
-        reads = [self._threads.submit(read_chunk, self._files, job) for job in jobs]
+        with store_errors("read", self._files.where):
+            reads = [self._threads.submit(read_chunk, self._files, job) for job in jobs]
 
         def wait() -> None:
             concurrent.futures.wait(reads)

@@ -35,12 +35,16 @@ def add(commands: Any) -> None:
         add_json(action, what)
 
 
-def _snapshots(args: argparse.Namespace) -> list[tuple[SnapshotStore, SnapshotInfo]]:
+def _stores(args: argparse.Namespace) -> list[SnapshotStore]:
+    """Opened to be looked at: nothing is repaired or removed."""
     from zllm_jax.cache.snapshot import SnapshotStore, keys_below
 
     root = args.store or zllm_home() / "snapshots"
-    stores = [SnapshotStore(root, namespace=key) for key in keys_below(root)]
-    return [(store, info) for store in stores for info in store.list()]
+    return [SnapshotStore(root, namespace=key, repair=False) for key in keys_below(root)]
+
+
+def _snapshots(args: argparse.Namespace) -> list[tuple[SnapshotStore, SnapshotInfo]]:
+    return [(store, info) for store in _stores(args) for info in store.list()]
 
 
 def _ls(args: argparse.Namespace) -> int:
@@ -75,14 +79,17 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    outcome = []
-    for store, info in _snapshots(args):
-        try:
-            store.verify(info.id)
-        except CacheError as error:
-            outcome.append({"id": info.id, "ok": False, "detail": str(error)})
-        else:
-            outcome.append({"id": info.id, "ok": True, "detail": f"{info.num_tokens:,} tokens, {size(info.nbytes)}"})
+    outcome: list[dict[str, Any]] = []
+    for store in _stores(args):
+        outcome += ({"id": id, "ok": False, "detail": reason} for id, reason in store.broken.items())
+        for info in store.list():
+            try:
+                store.verify(info.id)
+            except CacheError as error:
+                outcome.append({"id": info.id, "ok": False, "detail": str(error)})
+            else:
+                detail = f"{info.num_tokens:,} tokens, {size(info.nbytes)}"
+                outcome.append({"id": info.id, "ok": True, "detail": detail})
     if args.json:
         print_json(outcome)
     else:

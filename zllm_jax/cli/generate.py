@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from zllm_jax.cli.engine import add_engine_options, open_engine
 from zllm_jax.cli.output import ConsoleProgress, add_json, print_json
-from zllm_jax.errors import ConfigError
+from zllm_jax.errors import ConfigError, InvalidRequest
 from zllm_jax.values import Envelope, Request, Sampling, Status
 
 if TYPE_CHECKING:
@@ -91,7 +91,10 @@ def _generate(args: argparse.Namespace) -> int:
 
 def _input(args: argparse.Namespace) -> Any:
     if args.prompt is not None:
-        return sys.stdin.read() if args.prompt == "-" else args.prompt
+        try:
+            return sys.stdin.read() if args.prompt == "-" else args.prompt
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"standard input is not UTF-8: {error}", param="prompt") from None
     try:
         messages = json.loads(args.chat.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
