@@ -92,6 +92,8 @@ def test_a_wrong_request_names_its_parameter(arguments: dict[str, Any], param: s
         {"page_tokens": -1},
         {"device_cache_bytes": 0},
         {"max_seq_tokens": -5},
+        {"dtype": "float16"},
+        {"state_dtype": "int8"},
         {"decode_steps": 0},
         {"max_queue": 0},
         {"prefill_buckets": ()},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from zllm_jax.errors import ConfigError
 
@@ -129,6 +129,10 @@ class EngineConfig:
         for name in ("max_batch", "page_tokens", "device_cache_bytes", "decode_steps", "max_queue", "disk_cache_bytes"):
             positive(name)
         positive("max_seq_tokens")
+        for name in ("dtype", "state_dtype"):
+            value = getattr(self, name)
+            if value not in get_args(Dtype) and not (value is None and name == "state_dtype"):
+                raise ConfigError(f"EngineConfig.{name} is {value!r}, must be one of {', '.join(get_args(Dtype))}")
         for name in ("prefill_buckets", "decode_buckets"):
             buckets = getattr(self, name)
             if not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 1:

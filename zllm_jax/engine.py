@@ -277,7 +277,7 @@ class Engine:
         else:
             if self._template is None:
                 raise InvalidRequest("this model has no chat template: send prompt= instead", param="messages")
-            text, param = self._template.render(request.messages or ()), "messages"
+            text, param = self._template.render(request.messages or (), request.tools or None), "messages"
         try:
             text.encode()
         except UnicodeEncodeError as error:
