@@ -321,6 +321,12 @@ def test_cache_lists_shows_and_verifies_every_namespace(
     assert "2 of 2 snapshots are whole" in capsys.readouterr().out
 
 
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("cache", "ls", "--store", tmp_path / "nowhere") == 2
+    assert run("experiment", "list", tmp_path / "nowhere") == 2
+    assert capsys.readouterr().err.count("nowhere") == 2
+
+
 def test_cache_verify_names_what_cannot_be_opened(zllm_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = SnapshotStore(zllm_home / "snapshots", namespace="n")
     good, bad = (store.save([1, 2, seed], {"a": StateArray(np.ones((3, 4)), 0)}) for seed in range(2))

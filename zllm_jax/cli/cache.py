@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zllm_jax.cli.output import add_json, print_json, print_table, size
 from zllm_jax.config import zllm_home
-from zllm_jax.errors import CacheError, InvalidRequest
+from zllm_jax.errors import CacheError, ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from zllm_jax.cache.snapshot import SnapshotInfo, SnapshotStore
@@ -40,6 +40,8 @@ def _stores(args: argparse.Namespace) -> list[SnapshotStore]:
     from zllm_jax.cache.snapshot import SnapshotStore, keys_below
 
     root = args.store or zllm_home() / "snapshots"
+    if args.store is not None and not args.store.is_dir():
+        raise ConfigError(f"--store {args.store} is no folder: give one that holds snapshots, or leave it out")
     return [SnapshotStore(root, namespace=key, repair=False) for key in keys_below(root)]
 
 

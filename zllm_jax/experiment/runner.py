@@ -38,7 +38,9 @@ def read_experiment(path: str | Path, *, overrides: Sequence[str] = (), quick: b
 
 
 def list_experiments(folder: str | Path = EXPERIMENTS) -> list[tuple[Path, ExperimentConfig]]:
-    """The experiment files of a folder, by name."""
+    """The experiment files of a folder, by name. Raises ConfigError when there is no such folder."""
+    if not Path(folder).is_dir():
+        raise ConfigError(f"there is no folder {folder}: run where the experiments lie, or name their folder")
     return [(path, read_experiment(path)) for path in sorted(Path(folder).glob("*.yaml"))]
 
 
