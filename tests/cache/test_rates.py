@@ -7,8 +7,16 @@ import pytest
 from zllm_jax.cache import Rates
 
 
-def test_restoring_is_tried_until_both_are_measured() -> None:
+def started() -> Rates:
+    """The first measurements, with their compilations, are over."""
     rates = Rates()
+    rates.restored(1, 1e6)
+    rates.prefilled(1, 1e6)
+    return rates
+
+
+def test_restoring_is_tried_until_both_are_measured() -> None:
+    rates = started()
     assert rates.restoring_wins(1 << 40, 1)
     rates.restored(1, 1.0)
     assert rates.restoring_wins(1 << 40, 1)
@@ -16,8 +24,17 @@ def test_restoring_is_tried_until_both_are_measured() -> None:
     assert not rates.restoring_wins(1 << 40, 1)
 
 
+def test_one_slow_restore_does_not_decide_for_ever() -> None:
+    rates = started()
+    rates.prefilled(1000, 1.0)
+    rates.restored(1000, 100.0)
+    tries = [rates.restoring_wins(1000, 1000) for _ in range(40)]
+    assert tries[:10] == [False] * 10
+    assert tries[-1]
+
+
 def test_the_shorter_time_wins() -> None:
-    rates = Rates()
+    rates = started()
     rates.restored(1000, 1.0)
     rates.prefilled(10, 1.0)
     assert rates.restoring_wins(9_900, 100)
@@ -25,7 +42,7 @@ def test_the_shorter_time_wins() -> None:
 
 
 def test_long_measurements_count_more_and_new_ones_replace_old_ones() -> None:
-    rates = Rates()
+    rates = started()
     rates.prefilled(5000, 10.0)
     rates.prefilled(1, 0.05)  # a tail of one token after a hit says little about 500 tokens/s
     assert rates.prefill_tokens_s == pytest.approx(500, rel=0.05)
