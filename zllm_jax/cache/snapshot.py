@@ -119,6 +119,8 @@ class SnapshotStore:
         self._lock = threading.Lock()
         self._index: dict[str, SnapshotInfo] = {}
         self._writing: set[str] = set()
+        self._refreshing = threading.Lock()
+        self._forgotten: set[str] = set()  # and perhaps still on disk
         self.refresh()
 
     @property
@@ -139,13 +141,15 @@ class SnapshotStore:
 
     def refresh(self) -> None:
         """Rebuild the index: see what other processes committed or deleted, drop what is not whole."""
-        with self._lock:
-            before = set(self._index)
-        found = {id: info for id in self._files.ids() if (info := self._recover(id)) is not None}
-        with self._lock:
-            saved = {id: info for id, info in self._index.items() if id not in before}  # meanwhile, by other threads
-            deleted = before - self._index.keys()
-            self._index = {id: info for id, info in found.items() if id not in deleted} | saved
+        with self._refreshing:
+            with self._lock:
+                before = set(self._index)
+            there = self._files.ids()
+            found = {id: info for id in there if (info := self._recover(id)) is not None}
+            with self._lock:
+                saved = {id: info for id, info in self._index.items() if id not in before}  # meanwhile, by other threads
+                self._index = {id: info for id, info in found.items() if id not in self._forgotten} | saved
+                self._forgotten.intersection_update(there)
 
     def save(
         self, tokens: ArrayLike, arrays: Mapping[str, StateArray], *, meta: Mapping[str, Any] | None = None
@@ -349,6 +353,7 @@ class SnapshotStore:
     def _forget(self, id: str) -> None:
         with self._lock:
             self._index.pop(id, None)
+            self._forgotten.add(id)
 
     def _check_id(self, id: str) -> None:
         if not _ID.fullmatch(id):
