@@ -1,14 +1,32 @@
-"""Host memory on its way to a device: where it must lie, and who fills it."""
+"""The arrays of a sequence's state as logical rows, and the host memory in which they travel."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class RowSpec:
+    """One array of a sequence's state, independent of pages and mesh.
+
+    shape: None at token_axis, the axis of the sequence's tokens; token_axis None: a ring or another fixed array.
+    stage: the group of layers that it belongs to, from 0 on. A stage computes once its own arrays are there.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...]
+    token_axis: int | None
+    stage: int = 0
+
+
+RowLayout = Mapping[str, RowSpec]
 
 
 def aligned_empty(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:

@@ -110,6 +110,8 @@ class Request:
     stop: texts that end the output (not part of it). ignore_eos: keep going after EOS, for measurements.
     cache: look the prompt up in the prefix cache and keep the finished state (False: neither).
     conversation: a hint where to look first; tokens are always compared.
+    tenant: whose request it is: cached states are never shared between tenants, and each gets its fair share.
+    priority: higher ones are admitted first.
     """
 
     input: str | Sequence[int] | Sequence[Message] | None = None
@@ -123,6 +125,8 @@ class Request:
     timeout_s: float | None = None
     cache: bool = True
     conversation: str | None = None
+    tenant: str = ""
+    priority: int = 0
     tools: tuple[Mapping[str, Any], ...] = ()
     request_id: str | None = None
 
