@@ -109,9 +109,9 @@ class Evictor:
         for saved in ended:
             self._note(saved)
         pages = self._residents.pages
-        if pages.free < WRITE_AHEAD * pages.size and not self._saver.pending:
-            if any(one.savable for one in self._residents):
-                self.save(next(one for one in self.by_worth() if one.savable))
+        short = pages.free < WRITE_AHEAD * pages.size and not self._saver.pending
+        if short and any(one.savable for one in self._residents):
+            self.save(next(one for one in self.by_worth() if one.savable))
         return bool(ended)
 
     def drain(self) -> None:

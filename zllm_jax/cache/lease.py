@@ -16,8 +16,8 @@ class Lease:
     """The state of one running sequence: its pages, its ring, and what it does not have to compute.
 
     pages: enough for prompt and max_tokens. cached_tokens: rows that are there already, or on their way while
-    `restoring` is not None. reason: why so many, as the metrics name it. source: the conversation whose pages it shares.
-    base: the snapshot whose first rows it holds.
+    `restoring` is not None. reason: why so many, as the metrics name it. source: the conversation whose pages it
+    shares. base: the snapshot whose first rows it holds.
     """
 
     pages: list[int]

@@ -43,7 +43,8 @@ class PrefixCache:
     """Looks prompts up, leases pages, keeps finished states, moves to disk what `policy` says is worth least.
 
     store: the second tier, or None. prefix_rounds: of a state that cannot be cut, how many earlier turns of a
-    conversation stay reusable. wake: called from any thread when `advance` may get further.
+    conversation stay reusable. staged: a restored stage may compute before the others are there.
+    wake: called from any thread when `advance` may get further.
     """
 
     def __init__(
@@ -53,9 +54,11 @@ class PrefixCache:
         *,
         policy: Policy | None = None,
         prefix_rounds: int = 1,
+        staged: bool = True,
         metrics: Metrics | None = None,
     ) -> None:
         self._backend, self._capacity, self._prefix_rounds = backend, backend.capacity, prefix_rounds
+        self._staged = staged
         self._residents = Residents(self._capacity)
         self._threads = ThreadPoolExecutor(2, "zllm-restore")
         self._rooms = Rooms(backend.row_layout, self._capacity.group_tokens)
@@ -395,6 +398,7 @@ class PrefixCache:
             lease.ring,
             match.common,
             lambda: self.wake(),
+            self._staged,
         )
         return lease
 
@@ -410,7 +414,9 @@ class PrefixCache:
     def _return(self, lease: Lease) -> None:
         self._residents.release(lease.pages, lease.ring if self._capacity.num_rings else None)
 
-    def _keep(self, lease: Lease, tokens: np.ndarray, pages: list[int], ring: int | None, *, turn_end: bool) -> Resident:
+    def _keep(
+        self, lease: Lease, tokens: np.ndarray, pages: list[int], ring: int | None, *, turn_end: bool
+    ) -> Resident:
         now = self._residents.tick()
         base = lease.source.base_for(lease.cached_tokens) if lease.source is not None else lease.base
         id = f"c{secrets.token_hex(8)}"

@@ -120,7 +120,7 @@ class Residents:
         return self.exclusive_pages(one) * self._capacity.page_bytes + rings
 
     def candidates(self, saved_s: Callable[[Resident, int], float]) -> list[Candidate]:
-        """What a policy may know of each; saved_s: seconds that keeping it, and the tokens only it holds, would save."""
+        """What a policy may know of each; saved_s: seconds that keeping it, and so many tokens only it holds, saves."""
         found = []
         for one in self._by_id.values():
             found.append(

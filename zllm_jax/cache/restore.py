@@ -91,7 +91,9 @@ class Rooms:
         return [self._group_tokens if size is None else size for size in spec.shape]
 
     def _nbytes(self, stage: int) -> int:
-        return sum(_aligned(int(np.prod(self._shape(one))) * one.dtype.itemsize) for one in self._stages[stage].values())
+        return sum(
+            _aligned(int(np.prod(self._shape(one))) * one.dtype.itemsize) for one in self._stages[stage].values()
+        )
 
 
 def _aligned(nbytes: int) -> int:
@@ -112,8 +114,8 @@ class Restoring:
     """The rows of one snapshot under way to `pages` and `ring`. Only the device's thread calls it.
 
     open_reader: run on one of `threads`; opens and checks the snapshot. num_tokens: how many rows are wanted.
-    wake: called from any thread when `advance` may get further.
-    stages_ready: so many stages are handed to the device whole. bytes_copied: to the device.
+    wake: called from any thread when `advance` may get further. staged: stages are ready one by one, else all at once.
+    bytes_copied: to the device.
     """
 
     def __init__(
@@ -126,8 +128,10 @@ class Restoring:
         ring: int,
         num_tokens: int,
         wake: Callable[[], None],
+        staged: bool = True,
     ) -> None:
         self._backend, self._rooms, self._threads, self._wake = backend, rooms, threads, wake
+        self._staged = staged
         self._ring = ring
         self._fixed = stages_of(backend.row_layout, with_tokens=False)
         self._todo = deque(_groups(backend, pages, num_tokens))
@@ -135,7 +139,7 @@ class Restoring:
         self._filling: deque[tuple[Filling, Room, _Group]] = deque()
         self._rings: deque[Future[Mapping[str, NDArray[Any]]]] = deque()
         self._reader: SnapshotReader | None = None
-        self.stages_ready = 0
+        self._stages_there = 0
         self.bytes_copied = 0
         self._closing: Future[None] | None = None
         self._opening = threads.submit(open_reader)
@@ -146,8 +150,13 @@ class Restoring:
         return len(self._fixed)
 
     @property
+    def stages_ready(self) -> int:
+        """So many stages have all their rows on the device, or on their way there before whatever is called next."""
+        return self._stages_there if self._staged or self.done else 0
+
+    @property
     def done(self) -> bool:
-        return self.stages_ready == self.num_stages
+        return self._stages_there == self.num_stages
 
     @property
     def bytes_read(self) -> int:
@@ -167,8 +176,8 @@ class Restoring:
         while self._filling and self._filling[0][0].done() and limit != 0:
             self._copy(*self._filling.popleft())
             limit = limit - 1 if limit is not None else None
-        while not self.done and self._left[self.stages_ready] == 0 and self._put_ring():
-            self.stages_ready += 1
+        while not self.done and self._left[self._stages_there] == 0 and self._put_ring():
+            self._stages_there += 1
         self._fill(self._reader)
 
     def close(self) -> None:
@@ -215,7 +224,7 @@ class Restoring:
             return False
         rows = self._rings.popleft().result()
         if rows:
-            self._backend.write_ring(self.stages_ready, rows, self._ring)
+            self._backend.write_ring(self._stages_there, rows, self._ring)
             self.bytes_copied += sum(array.nbytes for array in rows.values())
         return True
 

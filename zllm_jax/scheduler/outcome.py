@@ -16,7 +16,7 @@ def outcome_of(
     conversation: str | None,
     error: str | None,
 ) -> Outcome:
-    """The outcome of a sequence that ends now. generated: tokens of the output; conversation: under which id it is kept."""
+    """The outcome of a sequence that ends now. generated: tokens of the output; conversation: its id in the cache."""
     ended = clock()
     saved = one.job.max_tokens - len(one.drawn)
     lease = one.lease

@@ -14,8 +14,9 @@ from zllm_jax.scheduler.sequence import Sequence
 
 @dataclass(frozen=True)
 class Plan:
-    """One round: stages `first_stage` .. `last_stage` of a chunk of `prefill` (tokens start .. stop of its prompt), then
-    `steps` decode steps of `decode`.
+    """One round: a chunk of `prefill`, tokens start .. stop of its prompt, then `steps` decode steps of `decode`.
+
+    Of the chunk, stages first_stage .. last_stage.
     """
 
     prefill: Sequence | None
@@ -43,7 +44,7 @@ def plan(
     """The next round, `running` in the order of their turns.
 
     A stage of a prompt's first chunk can run once its restored rows are there. With requests `waiting` or a prompt
-    unfinished, decode goes one step at a time. stride: chunks end at its multiples, where states are kept (0: anywhere).
+    unfinished, decode goes one step at a time. stride: chunks end at its multiples, where states are kept (0: none).
     """
     unfinished = [one for one in running if one.prefilling]
     decode = tuple(one for one in running if not one.prefilling and one.left > 0)

@@ -112,7 +112,8 @@ class Scheduler:
         busy = False
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: busy or self._kicked)
+                while not (busy or self._kicked):
+                    self._changed.wait()
                 self._full = self._full and not self._kicked
                 self._kicked = False
                 calls = list(self._calls)

@@ -26,8 +26,8 @@ class Job:
     """What the scheduler is asked to compute: token ids in, token ids out.
 
     prompt: i32[S]. stop_ids: ids that end the output. single_step: decode one step a call, for a caller that may
-    stop at any token of a state that cannot be truncated. deadline: on `clock`, or None. tenant, priority, conversation:
-    as in `values.Request`.
+    stop at any token of a state that cannot be truncated. deadline: on `clock`, or None. The tenant, the priority and
+    the conversation are those of `values.Request`.
     """
 
     request_id: str
