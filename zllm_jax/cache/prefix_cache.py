@@ -58,7 +58,7 @@ class PrefixCache:
         metrics: Metrics | None = None,
     ) -> None:
         self._backend, self._capacity, self._prefix_rounds = backend, backend.capacity, prefix_rounds
-        self._staged = staged
+        self.staged = staged
         self._residents = Residents(self._capacity)
         self._threads = ThreadPoolExecutor(2, "zllm-restore")
         self._rooms = Rooms(backend.row_layout, self._capacity.group_tokens)
@@ -211,12 +211,12 @@ class PrefixCache:
             progress("save conversations", len(todo), len(todo))
         return sum(one.saved is not None for one in todo)
 
-    def forget(self) -> None:
-        """Drop both tiers."""
+    def forget(self, *, keep_disk: bool = False) -> None:
+        """Drop both tiers, or only what is in device memory: unsaved."""
         self._evictor.drain()
         for one in self._residents:
             self._residents.drop(one)
-        if self._snapshots is not None:
+        if self._snapshots is not None and not keep_disk:
             self._snapshots.look()
             for id in list(self._snapshots):
                 self._snapshots.delete(id)
@@ -264,6 +264,7 @@ class PrefixCache:
             "device_budget_bytes": pages.size * c.page_bytes + rings.size * c.ring_bytes,
             "disk_bytes": store.nbytes if store is not None else 0,
             "saving": self._saver.pending if self._saver is not None else 0,
+            "buffers": {"in_use": self._rooms.in_use},
             "leases": self._leases,
             "pages": {"total": pages.size, "free": pages.free, "tokens": c.page_tokens},
             "rings": {"total": rings.size, "free": rings.free},
@@ -398,7 +399,7 @@ class PrefixCache:
             lease.ring,
             match.common,
             lambda: self.wake(),
-            self._staged,
+            self.staged,
         )
         return lease
 

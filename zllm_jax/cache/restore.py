@@ -43,6 +43,7 @@ class Rooms:
         self._stages = stages_of(layout, with_tokens=True)
         self._free: list[Room] = []
         self._left = count
+        self.in_use = 0  # rooms that restores hold; one that is being copied from is on its way home
         self._copying: list[tuple[Copying, Room]] = []
         self._lock = threading.Lock()
 
@@ -61,11 +62,13 @@ class Rooms:
             if not self._free and self._left:
                 self._left -= 1
                 self._free.append(aligned_empty([max(map(self._nbytes, range(len(self._stages))))], np.uint8))
+            self.in_use += bool(self._free)
             return self._free.pop() if self._free else None
 
     def give(self, room: Room, copying: Copying | None = None) -> None:
         """Return a room; it is free once the device has copied from it."""
         with self._lock:
+            self.in_use -= 1
             if copying is None:
                 self._free.append(room)
             else:

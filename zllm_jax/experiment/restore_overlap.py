@@ -102,7 +102,7 @@ class _Bench:
         dropped = self._engine.drop_page_cache() if place == "disk_cold" else None
         envelope = self._generate(self._turn, 1)
         self._engine.stage_restores(True)
-        self._engine.release_residents()
+        self._engine.forget(keep_disk=True)
         timing = envelope.timing
         return {
             "ttft_s": timing.ttft_s,
@@ -133,7 +133,7 @@ class _Bench:
                 call.cancel()
         first, last = other.span if condition != "alone" else (times[0], times[-1])
         gaps = [b - a for a, b in zip(times, times[1:], strict=False) if b >= first and a <= last]
-        self._engine.release_residents()
+        self._engine.forget(keep_disk=True)
         row: dict[str, Any] = {"intervals_s": gaps, "p99_s": percentile(gaps, 99), "median_s": statistics.median(gaps)}
         if other.envelope is not None:
             row |= {"other_tier": other.envelope.usage.tier.value, "other_ttft_s": other.envelope.timing.ttft_s}
@@ -146,7 +146,7 @@ class _Bench:
         for _ in range(3):
             self._generate(self._long[:-chunk], 1)
             found.append(self._generate(self._long, 1).timing.prefill_s)
-            self._engine.release_residents()
+            self._engine.forget(keep_disk=True)
         return statistics.median(found)
 
     def _room(self) -> int:
