@@ -115,17 +115,20 @@ class PrefixCache:
             return self._leased(self._lease_cold(wanted, owner, "off"), prompt)
         if self._snapshots is not None:
             self._snapshots.look()
-        match, tier, predicted = self._look_up(prompt, owner, conversation)
-        if match is None:
-            lease = self._lease_cold(wanted, owner, "not_faster" if predicted is not None else after)
-        elif tier is Tier.RESIDENT:
-            lease = self._lease_resident(match, wanted, owner)
-        else:
-            lease = self._lease_restored(match, wanted, owner)
-        if lease is not None:
-            lease.predicted = predicted
-            lease.near_miss = self._near_miss(prompt, owner, lease.cached_tokens)
-        return self._leased(lease, prompt)
+        while True:
+            match, tier, predicted = self._look_up(prompt, owner, conversation)
+            if match is None:
+                lease = self._lease_cold(wanted, owner, "not_faster" if predicted is not None else after)
+            elif tier is Tier.RESIDENT:
+                lease = self._lease_resident(match, wanted, owner)
+            else:
+                lease = self._lease_restored(match, wanted, owner)
+            if lease is None and match is not None and not self._known(match, tier):
+                continue  # what makes room may take away the very state that was found
+            if lease is not None:
+                lease.predicted = predicted
+                lease.near_miss = self._near_miss(prompt, owner, lease.cached_tokens)
+            return self._leased(lease, prompt)
 
     def advance(self) -> bool:
         """Take the background writing further and free what is saved; whether something was. Waits for nothing."""
@@ -288,6 +291,12 @@ class PrefixCache:
             if predicted.restoring_wins:
                 return far, Tier.DISK, predicted
         return near, Tier.RESIDENT, predicted
+
+    def _known(self, match: Match, tier: Tier) -> bool:
+        """Whether what was found is still there."""
+        if tier is Tier.RESIDENT:
+            return self._residents.get(str(match.key)) is not None
+        return self._snapshots is not None and str(match.key) in self._snapshots
 
     def _hinted(self, prompt: np.ndarray, tenant: str, conversation: str | None) -> Match | None:
         """The longest prefix in memory; of equals the conversation that was named."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 from zllm_jax.errors import ConfigError
@@ -132,7 +133,7 @@ class _Bench:
             if condition != "alone" and other.done:
                 call.cancel()
         first, last = other.span if condition != "alone" else (times[0], times[-1])
-        gaps = [b - a for a, b in zip(times, times[1:], strict=False) if b >= first and a <= last]
+        gaps = [b - a for a, b in pairwise(times) if b >= first and a <= last]
         self._engine.forget(keep_disk=True)
         row: dict[str, Any] = {"intervals_s": gaps, "p99_s": percentile(gaps, 99), "median_s": statistics.median(gaps)}
         if other.envelope is not None:

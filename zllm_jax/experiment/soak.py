@@ -138,7 +138,8 @@ class _Crowd:
             work()
 
     def _client(self, seed: int) -> None:
-        s, rng = self._settings, random.Random(s.seed * 1000 + seed)
+        s = self._settings
+        rng = random.Random(s.seed * 1000 + seed)
         history: list[int] = []
         while not self._stop.is_set():
             if not history or len(history) + s.turn_tokens + s.reply_tokens > s.max_tokens:
@@ -211,21 +212,24 @@ def growth_mb_min(rows: Sequence[Mapping[str, Any]], warmup_share: float) -> flo
 def _summarise(
     rows: Sequence[Mapping[str, Any]], crowd: _Crowd, settings: Settings, left: Mapping[str, Any]
 ) -> dict[str, Any]:
-    summary: dict[str, Any] = {f"status_{name.lower()}": count for name, count in sorted(crowd.statuses.items())}
+    summary: dict[str, Any] = dict(sorted((f"status_{name.lower()}", count) for name, count in crowd.statuses.items()))
     summary |= {f"tier_{name}": count for name, count in sorted(crowd.tiers.items())}
-    summary |= {name: value for name, value in left["counters"].items()}
-    return summary | {
-        "clients": settings.clients,
-        "seconds": settings.seconds,
-        "requests": sum(crowd.statuses.values()),
-        "forks": crowd.forks,
-        "vandalised_files": crowd.vandalised,
-        "errors": len(crowd.errors),
-        "ttft_p50_s": percentile(crowd.ttft_s, 50) if crowd.ttft_s else None,
-        "ttft_p99_s": percentile(crowd.ttft_s, 99) if crowd.ttft_s else None,
-        "rss_growth_mb_min": growth_mb_min(rows, settings.warmup_share),
-        "rss_last_mb": rows[-1]["rss_mb"] if rows else None,
-    }
+    return (
+        summary
+        | dict(left["counters"])
+        | {
+            "clients": settings.clients,
+            "seconds": settings.seconds,
+            "requests": sum(crowd.statuses.values()),
+            "forks": crowd.forks,
+            "vandalised_files": crowd.vandalised,
+            "errors": len(crowd.errors),
+            "ttft_p50_s": percentile(crowd.ttft_s, 50) if crowd.ttft_s else None,
+            "ttft_p99_s": percentile(crowd.ttft_s, 99) if crowd.ttft_s else None,
+            "rss_growth_mb_min": growth_mb_min(rows, settings.warmup_share),
+            "rss_last_mb": rows[-1]["rss_mb"] if rows else None,
+        }
+    )
 
 
 def _checks(crowd: _Crowd, summary: Mapping[str, Any], left: Mapping[str, Any], settings: Settings) -> list[Check]:
