@@ -3,5 +3,14 @@
 from zllm_jax.dialect.chat_template import ChatTemplate, require_template
 from zllm_jax.dialect.detokenizer import Detokenizer
 from zllm_jax.dialect.tokenizer import Tokenizer, load_tokenizer
+from zllm_jax.dialect.volatile import VOLATILE_HEADERS, without_volatile
 
-__all__ = ["ChatTemplate", "Detokenizer", "Tokenizer", "load_tokenizer", "require_template"]
+__all__ = [
+    "VOLATILE_HEADERS",
+    "ChatTemplate",
+    "Detokenizer",
+    "Tokenizer",
+    "load_tokenizer",
+    "require_template",
+    "without_volatile",
+]
