@@ -1,4 +1,4 @@
-"""Faults that users met in other servers, one test each, named after its number in docs/proofs.md: here they are absent."""
+"""Faults that users met in other servers, one test each, named after its number in docs/proofs.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.cache.driver import Driver, open_store, prompt
 from tests.engine.talker import Talker
 from tests.scheduler.device import Bench
 from zllm_jax.cache import SnapshotStore
-from zllm_jax.testing import ByteTokenizer, ScriptedBackend
+from zllm_jax.testing import ScriptedBackend
 from zllm_jax.values import Envelope, Request, Sampling, Status, Tier
 
 WINDOW = 6
@@ -281,7 +281,3 @@ def test_fault_42_every_request_is_counted(tmp_path: Path) -> None:
     assert (hits["cold"], hits["resident"]) == (2, 1)
     assert 'zllm_cache_lookups_total{reason="off",tier="cold"} 1.0' in one.engine.metrics().decode()
     one.engine.close()
-
-
-def test_the_tokenizer_of_these_tests_ends_with_eos() -> None:
-    assert ByteTokenizer().token_bytes(ByteTokenizer.eos_id) == b""

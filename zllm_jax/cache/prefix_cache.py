@@ -427,10 +427,12 @@ class PrefixCache:
     def _keep(
         self, lease: Lease, tokens: np.ndarray, pages: list[int], ring: int | None, *, turn_end: bool
     ) -> Resident:
-        now = self._residents.tick()
-        base = lease.source.base_for(lease.cached_tokens) if lease.source is not None else lease.base
+        now, source = self._residents.tick(), lease.source
+        base = source.base_for(lease.cached_tokens) if source is not None else lease.base
         id = f"c{secrets.token_hex(8)}"
         one = Resident(id, tokens, pages, ring, lease.tenant, now, now, base=base, turn_end=turn_end)
+        if source is not None:  # what continues a conversation is as old and as much used as that is
+            one.created, one.uses = source.created, source.uses
         self._residents.add(one)
         return one
 

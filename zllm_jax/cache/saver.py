@@ -131,7 +131,9 @@ class Saver:
     def _groups(self, one: Resident, spans: Sequence[tuple[int, int]]) -> list[_Group]:
         c = self._backend.capacity
         per_group = c.group_tokens // c.page_tokens
-        wanted = sorted({start // c.group_tokens for start, _ in spans})
+        wanted = sorted(
+            {i for start, stop in spans for i in range(start // c.group_tokens, -(-stop // c.group_tokens))}
+        )
         groups = [
             _Group(stage, i * c.group_tokens, one.pages[i * per_group : (i + 1) * per_group])
             for i in wanted
@@ -199,7 +201,8 @@ class Saver:
         arrays = {name: np.asarray(array) for name, array in rows.items()}
         end = group.start + self._backend.capacity.group_tokens
         for start, stop in job.writer.spans:
-            if group.start <= start < end:
+            start, stop = max(start, group.start), min(stop, end)
+            if start < stop:
                 part = {
                     name: tokens_of(array, self._layout[name], start - group.start, stop - group.start)
                     for name, array in arrays.items()
