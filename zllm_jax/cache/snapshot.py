@@ -147,7 +147,9 @@ class SnapshotStore:
             there = self._files.ids()
             found = {id: info for id in there if (info := self._recover(id)) is not None}
             with self._lock:
-                saved = {id: info for id, info in self._index.items() if id not in before}  # meanwhile, by other threads
+                saved = {
+                    id: info for id, info in self._index.items() if id not in before
+                }  # meanwhile, by other threads
                 self._index = {id: info for id, info in found.items() if id not in self._forgotten} | saved
                 self._forgotten.intersection_update(there)
 
