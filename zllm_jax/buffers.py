@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -44,36 +44,8 @@ def aligned_empty(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
     return raw[start : start + nbytes].view(kind).reshape(shape)
 
 
-class RowSource(Protocol):
-    """The state of one sequence as logical rows, wherever they lie, asked for in groups of tokens from the first on."""
-
-    def fill(self, start: int, room: Mapping[str, NDArray[Any]]) -> Callable[[], None]:
-        """Begin to put the rows from token `start` on into `room`: each array with a token axis, a group of it long.
-
-        The call that is returned waits until they are there, or raises. Room past the last token keeps what it held.
-        """
-
-    def fixed(self) -> Mapping[str, NDArray[Any]]:
-        """The arrays without a token axis."""
-
-
-class HostRows:
-    """Rows in host arrays. token_axes: name -> the axis of length S, or None."""
-
-    def __init__(self, arrays: Mapping[str, NDArray[Any]], token_axes: Mapping[str, int | None]) -> None:
-        self._arrays, self._axes = arrays, token_axes
-
-    def fill(self, start: int, room: Mapping[str, NDArray[Any]]) -> Callable[[], None]:
-        for name, part in room.items():
-            axis = self._axes[name]
-            assert axis is not None
-            here = _tokens(self._arrays[name], axis, start, start + part.shape[axis])
-            _tokens(part, axis, 0, here.shape[axis])[...] = here
-        return lambda: None
-
-    def fixed(self) -> Mapping[str, NDArray[Any]]:
-        return {name: array for name, array in self._arrays.items() if self._axes[name] is None}
-
-
-def _tokens(array: NDArray[Any], axis: int, start: int, stop: int) -> NDArray[Any]:
-    return array[(slice(None),) * axis + (slice(start, stop),)]
+def aligned_copy(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy where `aligned_empty` makes room."""
+    copy = aligned_empty(array.shape, array.dtype)
+    copy[...] = array
+    return copy

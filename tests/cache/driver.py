@@ -170,6 +170,17 @@ class Driver:
         self.cache.abort(turn.lease)
         return turn.lease.tier, turn.lease.cached_tokens
 
+    def spoil(self) -> None:
+        """What is free on the device may hold anything."""
+        for stage in self.backend._stages:
+            stage.pages[:] = -7
+            stage.rings[:] = -7
+
+    def settle(self) -> None:
+        """Wait until what was taken out of the second tier is gone from the disk."""
+        if self.cache._snapshots is not None:
+            self.cache._snapshots.settle()
+
     def close(self) -> None:
         self.cache.close()
 

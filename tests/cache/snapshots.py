@@ -12,11 +12,11 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from zllm_jax.buffers import RowLayout, RowSpec, aligned_empty
+from zllm_jax.buffers import RowLayout, RowSpec, aligned_empty, tokens_of
 from zllm_jax.cache.manifest import Manifest, parse
 from zllm_jax.cache.snapshot import SnapshotInfo, SnapshotStore
 from zllm_jax.cache.snapshot_bench import load_whole, save_whole
-from zllm_jax.cache.snapshot_layout import Array, rows_of
+from zllm_jax.cache.snapshot_layout import Array
 
 NAMESPACE = "weights-and-layout"
 CHUNK_TOKENS = 16
@@ -104,7 +104,7 @@ def load_in_groups(
                 }
                 reader.fill(stage, start, stop, room).wait()
                 for name, one in paged.items():
-                    rows_of(whole[name], one, start, stop)[...] = rows_of(room[name], one, 0, stop - start)
+                    tokens_of(whole[name], one, start, stop)[...] = tokens_of(room[name], one, 0, stop - start)
             whole |= reader.fixed(stage)
         return reader.tokens, whole
 

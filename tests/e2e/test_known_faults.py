@@ -262,7 +262,7 @@ def test_fault_18_a_disk_that_is_slower_than_computing_is_not_asked(tmp_path: Pa
 
 def test_fault_19_the_ring_is_part_of_what_is_stored(tmp_path: Path) -> None:
     one, rows = two_on_disk(tmp_path, window=WINDOW)
-    one.backend._rings[:] = -7  # what is free on the device may hold anything
+    one.spoil()
     for stored in rows:
         one.run([*stored, 1])
     assert one.cache.counters.hits[Tier.DISK] == 2

@@ -199,6 +199,8 @@ class PrefixCache:
         for one in self._evictor.by_worth():
             self._evictor.evict(one)
         self._evictor.drain()
+        if self._snapshots is not None:
+            self._snapshots.settle()
         return self.counters.bytes_written - before
 
     def save(self, progress: Progress | None = None) -> int:

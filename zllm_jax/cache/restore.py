@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zllm_jax.buffers import ALIGNMENT, RowLayout, RowSpec, aligned_empty
+from zllm_jax.buffers import ALIGNMENT, RowLayout, RowSpec, aligned_copy, aligned_empty
+from zllm_jax.cache.snapshot_layout import stages_of
 from zllm_jax.cache.snapshot_reader import Filling, SnapshotReader
 
 if TYPE_CHECKING:
@@ -26,21 +27,12 @@ NUM_ROOMS = 4
 Room = NDArray[np.uint8]
 
 
-def stages_of(layout: RowLayout, *, with_tokens: bool) -> list[dict[str, RowSpec]]:
-    """The arrays of each stage: those with a token axis, or those without."""
-    stages: list[dict[str, RowSpec]] = [{} for _ in range(1 + max(spec.stage for spec in layout.values()))]
-    for name, spec in layout.items():
-        if (spec.token_axis is not None) == with_tokens:
-            stages[spec.stage][name] = spec
-    return stages
-
-
 class Rooms:
     """Host memory that all restores share, each room for one group of tokens of any stage; allocated once."""
 
     def __init__(self, layout: RowLayout, group_tokens: int, count: int = NUM_ROOMS) -> None:
         self._group_tokens = group_tokens
-        self._stages = stages_of(layout, with_tokens=True)
+        self._stages = stages_of(layout, group_tokens)
         self._free: list[Room] = []
         self._left = count
         self.in_use = 0  # rooms that restores hold; one that is being copied from is on its way home
@@ -83,7 +75,7 @@ class Rooms:
     def arrays(self, room: Room, stage: int) -> dict[str, NDArray[Any]]:
         """The stage's token arrays, a group of tokens each, in the room."""
         found, at = {}, 0
-        for name, spec in self._stages[stage].items():
+        for name, spec in self._stages[stage].paged:
             shape = self._shape(spec)
             nbytes = int(np.prod(shape)) * spec.dtype.itemsize
             found[name] = room[at : at + nbytes].view(spec.dtype).reshape(shape)
@@ -95,7 +87,7 @@ class Rooms:
 
     def _nbytes(self, stage: int) -> int:
         return sum(
-            _aligned(int(np.prod(self._shape(one))) * one.dtype.itemsize) for one in self._stages[stage].values()
+            _aligned(int(np.prod(self._shape(one))) * one.dtype.itemsize) for _, one in self._stages[stage].paged
         )
 
 
@@ -136,7 +128,6 @@ class Restoring:
         self._backend, self._rooms, self._threads, self._wake = backend, rooms, threads, wake
         self._staged = staged
         self._ring = ring
-        self._fixed = stages_of(backend.row_layout, with_tokens=False)
         self._todo = deque(_groups(backend, pages, num_tokens))
         self._left = [sum(group.stage == stage for group in self._todo) for stage in range(self.num_stages)]
         self._filling: deque[tuple[Filling, Room, _Group]] = deque()
@@ -150,7 +141,7 @@ class Restoring:
 
     @property
     def num_stages(self) -> int:
-        return len(self._fixed)
+        return self._backend.capacity.num_stages
 
     @property
     def stages_ready(self) -> int:
@@ -174,7 +165,7 @@ class Restoring:
             if not self._opening.done():
                 return
             self._reader = self._opening.result()
-            if any(self._fixed):
+            if self._backend.capacity.ring_bytes:
                 self._rings.extend(self._fixed_of(self._reader, stage) for stage in range(self.num_stages))
         while self._filling and self._filling[0][0].done() and limit != 0:
             self._copy(*self._filling.popleft())
@@ -225,7 +216,7 @@ class Restoring:
             return True
         if not self._rings[0].done():
             return False
-        rows = self._rings.popleft().result()
+        rows = {name: aligned_copy(array) for name, array in self._rings.popleft().result().items()}
         if rows:
             self._backend.write_ring(self._stages_there, rows, self._ring)
             self.bytes_copied += sum(array.nbytes for array in rows.values())

@@ -104,6 +104,7 @@ class Saver:
         job = self._jobs[one.id] = _Job(one, meta, writer, groups, max(1, len(groups)))
         if not groups:  # all of it is on disk already
             self._queue.put((job, _Group(0, 0, ()), {}, 0))
+        self._wake()
 
     def advance(self) -> list[Saved]:
         """Let the device copy as much as memory allows; what has ended since the last call."""

@@ -26,10 +26,10 @@ import tensorstore as ts
 import xxhash
 from numpy.typing import ArrayLike, NDArray
 
-from zllm_jax.buffers import RowLayout, RowSpec, aligned_empty
+from zllm_jax.buffers import RowLayout, RowSpec, aligned_empty, tokens_of
 from zllm_jax.cache.snapshot import SnapshotInfo, SnapshotStore
 from zllm_jax.cache.snapshot_files import context
-from zllm_jax.cache.snapshot_layout import Array, rows_of
+from zllm_jax.cache.snapshot_layout import Array
 
 
 def smollm2_state(num_tokens: int, seed: int = 0, *, num_stages: int = 3) -> tuple[RowLayout, dict[str, Array]]:
@@ -53,7 +53,7 @@ def save_whole(
             mine = {name: spec for name, spec in layout.items() if spec.stage == stage}
             paged = {name: spec for name, spec in mine.items() if spec.token_axis is not None}
             for start, stop in writer.spans if paged else ():
-                rows = {name: rows_of(arrays[name], spec, start, stop) for name, spec in paged.items()}
+                rows = {name: tokens_of(arrays[name], spec, start, stop) for name, spec in paged.items()}
                 writer.put(start, stop, stage, rows)
             if len(paged) < len(mine):
                 writer.put_fixed(stage, {name: arrays[name] for name in mine.keys() - paged.keys()})

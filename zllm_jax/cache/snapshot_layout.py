@@ -70,12 +70,6 @@ def _split(arrays: Iterable[tuple[str, RowSpec]], buffer: NDArray[np.uint8], row
     return found
 
 
-def rows_of(array: Array, spec: RowSpec, start: int, stop: int) -> Array:
-    """A view of the token rows [start, stop) of an array."""
-    assert spec.token_axis is not None
-    return array[(slice(None),) * spec.token_axis + (slice(start, stop),)]
-
-
 def lead_width(spec: RowSpec) -> tuple[int, int]:
     """(lead, width in bytes) of an array with a token axis."""
     assert spec.token_axis is not None

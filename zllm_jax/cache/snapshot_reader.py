@@ -12,9 +12,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from zllm_jax.buffers import tokens_of
 from zllm_jax.cache.manifest import Manifest
 from zllm_jax.cache.snapshot_files import Blocks, Files, store_errors
-from zllm_jax.cache.snapshot_layout import Array, Piece, Stage, as_rows, rows_of
+from zllm_jax.cache.snapshot_layout import Array, Piece, Stage, as_rows
 from zllm_jax.cache.snapshot_writer import chunk_name, chunk_path, tenant_prefix
 from zllm_jax.errors import CorruptSnapshot, StoreUnavailable
 
@@ -27,6 +28,11 @@ class Filling:
     """Rows under way."""
 
     _reads: Sequence[Future[None]]
+
+    def on_done(self, tell: Callable[[], None]) -> None:
+        """Call `tell`, from any thread, when something of it is done: at the latest when all is."""
+        for read in self._reads:
+            read.add_done_callback(lambda _: tell())
 
     def done(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
@@ -107,19 +113,19 @@ class SnapshotReader:
     def fill(self, stage: int, start: int, stop: int, room: Mapping[str, Array]) -> Filling:
         """Begin to read the token rows [start, stop) of a stage into the first rows of `room`.
 
-        start: a multiple of the store's chunk_tokens. room: each token array of the stage, C-contiguous, at least
-        stop - start long along its token axis. Raises ValueError for anything else, StoreUnavailable when closed.
+        room: each token array of the stage, C-contiguous, at least stop - start long along its token axis. Files whose
+        rows all belong there are read straight into it. Raises ValueError for anything else, StoreUnavailable when
+        closed.
         """
         if self._closed:
             raise StoreUnavailable("the reader is closed")
-        if start % self._manifest.chunk_tokens or not 0 <= start < stop <= len(self.tokens):
-            raise ValueError(
-                f"rows [{start}, {stop}) of {len(self.tokens)}: start must be a multiple of "
-                f"{self._manifest.chunk_tokens} and below stop"
-            )
+        if not 0 <= start < stop <= len(self.tokens):
+            raise ValueError(f"rows [{start}, {stop}) of {len(self.tokens)}: start must be below stop")
         arrays = self._stages[stage]
         _check_room(arrays, room, stop - start)
-        pieces = [piece for piece in self._manifest.pieces if start <= piece.start < stop and arrays.paged]
+        pieces = [
+            piece for piece in self._manifest.pieces if piece.start < stop and start < piece.stop and arrays.paged
+        ]
         self.bytes_read += sum(piece.rows * arrays.row_bytes for piece in pieces)
         column = self._column.get(stage, 0)
         self._reads = [read for read in self._reads if not read.done()]
@@ -148,8 +154,8 @@ class SnapshotReader:
 
     def _read(self, stage: Stage, column: int, piece: Piece, start: int, stop: int, room: Mapping[str, Array]) -> None:
         """Read the file of a piece straight into the room, or, where not all its rows belong there, aside."""
-        name, end = piece.chunks[column], min(piece.stop, stop)
-        if end - piece.start == piece.rows:
+        name, begin, end = piece.chunks[column], max(piece.start, start), min(piece.stop, stop)
+        if end - begin == piece.rows:
             blocks: list[NDArray[np.uint8]] = []
             for array, spec in stage.paged:
                 rows = as_rows(room[array], spec)[:, piece.start - start : end - start]
@@ -158,8 +164,8 @@ class SnapshotReader:
             return
         parts = stage.parts(self._chunks.read(name, piece.rows * stage.row_bytes), piece.rows)
         for array, spec in stage.paged:
-            here = rows_of(parts[array], spec, 0, end - piece.start)
-            rows_of(room[array], spec, piece.start - start, end - start)[...] = here
+            here = tokens_of(parts[array], spec, begin - piece.start, end - piece.start)
+            tokens_of(room[array], spec, begin - start, end - start)[...] = here
 
 
 def _check_room(stage: Stage, room: Mapping[str, Array], count: int) -> None:

@@ -13,9 +13,10 @@ from typing import Protocol, Self
 import numpy as np
 import xxhash
 
+from zllm_jax.buffers import tokens_of
 from zllm_jax.cache.manifest import Manifest
 from zllm_jax.cache.snapshot_files import CHUNKS, Blocks, Files, Writing
-from zllm_jax.cache.snapshot_layout import Array, Piece, Stage, joined, rows_of
+from zllm_jax.cache.snapshot_layout import Array, Piece, Stage, joined
 from zllm_jax.cache.snapshot_ledger import SnapshotInfo
 
 IN_FLIGHT_BYTES = 64 << 20
@@ -194,8 +195,8 @@ class SnapshotWriter:
             awaited.buffer = bytearray(nbytes)
             awaited.parts = stage.parts(np.frombuffer(awaited.buffer, np.uint8), end - begin)
         for name, spec in stage.paged:
-            here = rows_of(rows[name], spec, awaited.next - first, stop - first)
-            rows_of(awaited.parts[name], spec, awaited.next - begin, stop - begin)[...] = here
+            here = tokens_of(rows[name], spec, awaited.next - first, stop - first)
+            tokens_of(awaited.parts[name], spec, awaited.next - begin, stop - begin)[...] = here
         awaited.next = stop
         if stop < end:
             return

@@ -206,7 +206,8 @@ def growth_mb_min(rows: Sequence[Mapping[str, Any]], warmup_share: float) -> flo
     m = [row["rss_mb"] for row in flat]
     mean_t, mean_m = sum(t) / len(t), sum(m) / len(m)
     spread = sum((one - mean_t) ** 2 for one in t)
-    return sum((a - mean_t) * (b - mean_m) for a, b in zip(t, m, strict=True)) / spread
+    slope: float = sum((a - mean_t) * (b - mean_m) for a, b in zip(t, m, strict=True)) / spread
+    return slope
 
 
 def _summarise(
