@@ -194,8 +194,8 @@ class SnapshotStore:
         """Read and check everything. Raises as `reader` does."""
         manifest, _ = self._shelf.open(id)
         chunks = ChunkFiles(self._files, manifest.tenant, self._shelf.bad.add)
-        for name, nbytes in manifest.chunks().items():
-            chunks.read(name, nbytes)
+        for file in manifest.files():
+            chunks.read(file)
 
     def delete(self, id: str) -> None:
         """Remove a snapshot and what nobody else names; one that is gone is no error. Raises StoreUnavailable."""

@@ -114,7 +114,7 @@ class Shelf:
     def make_room(
         self, id: str = "", chunks: Mapping[str, int] = MappingProxyType({}), manifest_bytes: int = 0
     ) -> None:
-        """The caller is alone: remove snapshots until all fits the quota; `id`, on its way, takes just what is given."""
+        """The caller is alone: remove snapshots until all fits the quota; `id`, on its way, takes what is given."""
         now_s = time.time()
         while True:
             with self.lock:
