@@ -297,6 +297,27 @@ def test_the_quota_never_removes_the_base(tmp_path: Path) -> None:
     assert other.id not in [info.id for info in store.list()]
 
 
+def test_what_does_not_fit_beside_its_base_is_refused(tmp_path: Path) -> None:
+    """...by its whole size at once; by what a fork leaves of the base unused, when that is known."""
+    first = save(open_store(tmp_path), 128)
+    store = open_store(tmp_path, max_bytes=int(1.5 * first.nbytes))
+    with pytest.raises(StoreUnavailable, match="over the quota"):
+        store.writer(ids(256), layout(), base=Base(first.id, 128))
+    before = bytes_below(tmp_path)
+    forked = state(180, 1)
+    for name, one in layout().items():
+        if one.token_axis is not None:
+            rows_of(forked[name], one, 0, 16)[...] = rows_of(state(128)[name], one, 0, 16)
+    tokens = np.concatenate([ids(16), ids(164, 1)])
+    with pytest.raises(StoreUnavailable, match="and the bases"):
+        save_whole(store, tokens, layout(), forked, base=Base(first.id, 16))
+    assert [info.id for info in store.list()] == [first.id]
+    assert bytes_below(tmp_path) == store.nbytes == before
+    again = save(store, 180, 1)
+    assert [info.id for info in store.list()] == [again.id]
+    assert store.nbytes <= 1.5 * first.nbytes
+
+
 def test_a_quota_that_was_lowered_is_met_by_gc(tmp_path: Path) -> None:
     infos = [save(open_store(tmp_path), 64, n) for n in range(3)]
     store = open_store(tmp_path, max_bytes=2 * infos[0].nbytes + 300)
