@@ -53,7 +53,7 @@ class Row:
 class Capacity:
     """What a device offers. A page holds page_tokens tokens; bytes are over all layers.
 
-    num_stages: groups of layers that compute and move by themselves. group_tokens: what one transfer moves, whole pages.
+    num_stages: groups of layers that compute and move by themselves. group_tokens: of one transfer, whole pages.
     """
 
     num_pages: int
