@@ -124,8 +124,9 @@ import dataclasses, json, re, sys
 import jax
 import numpy as np
 from tests.runtime import drive
-from zllm_jax.runtime import StateShape, programs, count_compilations, fetch_decode, fetch_prefill, init_params, make_mesh
-from zllm_jax.runtime import architecture
+from zllm_jax.runtime import (
+    StateShape, architecture, count_compilations, fetch_decode, fetch_prefill, init_params, make_mesh, programs
+)
 from zllm_jax.runtime.sharding import sharding
 from zllm_jax.testing import tiny_config
 
