@@ -83,7 +83,8 @@ class Copying(Protocol):
 class Backend(Protocol):
     """A device that computes. Calls come from one thread, and take effect in their order.
 
-    A call that fails may take the state with it: every later one then raises `DeviceLost`.
+    So a copy that is asked for behind a computation is done after it. A call that fails may take the state with it:
+    every later one then raises `DeviceLost`.
     """
 
     @property
