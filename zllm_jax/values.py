@@ -217,6 +217,25 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NearMiss:
+    """A stored state that has a long prefix in common with the prompt, but could not be reused as far as that.
+
+    common: equal tokens. stored_tokens: those of the state. reused_tokens: what was reused nevertheless.
+    before: the last common tokens, at most 8. here, there: what follows them in the prompt and in the stored state,
+    at most 8 each, empty where one ends.
+    explanation: the same in words, with the texts and the place in the request; empty until the engine adds it.
+    """
+
+    common: int
+    stored_tokens: int
+    reused_tokens: int
+    before: tuple[int, ...] = ()
+    here: tuple[int, ...] = ()
+    there: tuple[int, ...] = ()
+    explanation: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Telemetry:
     """What else a run must say so that it can be repeated and accounted for."""
 
@@ -225,6 +244,8 @@ class Telemetry:
     finish: str = ""  # "eos", "stop", "max_tokens", "canceled", "deadline", "fault"
     bytes_read: int = 0
     bytes_copied: int = 0
+    predicted_restore_s: float | None = None  # what Timing.restore_s was expected to be, where there was a measurement
+    near_miss: NearMiss | None = None
     deadline_exceeded: bool = False
     saved_steps: int = 0  # decode steps that a cancel or an early stop made unnecessary
     saved_bytes: int = 0  # state bytes those steps would have written
