@@ -2,6 +2,7 @@
 
 from zllm_jax.dialect.chat_template import ChatTemplate, require_template
 from zllm_jax.dialect.detokenizer import Detokenizer
+from zllm_jax.dialect.replay import Replay
 from zllm_jax.dialect.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["ChatTemplate", "Detokenizer", "Tokenizer", "load_tokenizer", "require_template"]
+__all__ = ["ChatTemplate", "Detokenizer", "Replay", "Tokenizer", "load_tokenizer", "require_template"]
