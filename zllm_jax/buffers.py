@@ -29,6 +29,12 @@ class RowSpec:
 RowLayout = Mapping[str, RowSpec]
 
 
+def tokens_of(array: NDArray[Any], spec: RowSpec, start: int, stop: int) -> NDArray[Any]:
+    """A view of the rows [start, stop) of an array with a token axis."""
+    assert spec.token_axis is not None
+    return array[(slice(None),) * spec.token_axis + (slice(start, stop),)]
+
+
 def aligned_empty(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
     """An empty array whose data starts at a multiple of 64 bytes, which is what XLA asks for to skip a copy."""
     kind = np.dtype(dtype)

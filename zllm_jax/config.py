@@ -100,7 +100,13 @@ class EngineConfig:
     prefill_buckets, decode_buckets: compiled lengths and row counts. decode_steps: steps a device call.
     dtype: of weights and activations; state_dtype: of keys and values (None: same).
     store: folder of the snapshots (None: below ZLLM_HOME); disk_cache: False keeps no second tier.
-    disk_cache_bytes: quota of the snapshots; the least recently used make room.
+    disk_cache_bytes: quota of the snapshots; those worth least make room.
+    cache_policy: who leaves device memory first: "cost" (seconds saved per byte, with age) or "lru".
+    prefix_rounds: where a state cannot be cut (sliding windows), how many earlier turns of a conversation stay
+        reusable.
+    checkpoint_tokens: likewise, each how many tokens of a prompt its state is kept, in whole pages (0: never).
+    staged_restore: compute a group of layers as soon as its own rows are there (False: once all are, to compare).
+    save_on_close: write the resident conversations to disk when the engine is closed.
     max_queue: waiting requests before `Overloaded`. salt: the tenant's part of the identity.
     """
 
@@ -116,6 +122,11 @@ class EngineConfig:
     store: Path | None = None
     disk_cache: bool = True
     disk_cache_bytes: int = 16 << 30
+    cache_policy: Literal["cost", "lru"] = "cost"
+    prefix_rounds: int = 1
+    checkpoint_tokens: int = 1024
+    staged_restore: bool = True
+    save_on_close: bool = True
     max_queue: int = 256
     salt: str = ""
     context_extension: ContextExtension | None = None
@@ -129,6 +140,11 @@ class EngineConfig:
         for name in ("max_batch", "page_tokens", "device_cache_bytes", "decode_steps", "max_queue", "disk_cache_bytes"):
             positive(name)
         positive("max_seq_tokens")
+        for name in ("prefix_rounds", "checkpoint_tokens"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"EngineConfig.{name} is {getattr(self, name)}, must be at least 0")
+        if self.cache_policy not in ("cost", "lru"):
+            raise ConfigError(f"EngineConfig.cache_policy is {self.cache_policy!r}, must be cost or lru")
         for name in ("dtype", "state_dtype"):
             value = getattr(self, name)
             if value not in get_args(Dtype) and not (value is None and name == "state_dtype"):

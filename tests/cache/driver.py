@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,12 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from zllm_jax.buffers import tokens_of
 from zllm_jax.cache import Lease, PrefixCache, SnapshotStore
+from zllm_jax.errors import CacheError
 from zllm_jax.runtime import Chunk, Row
 from zllm_jax.testing import ScriptedBackend, chained_token
 from zllm_jax.values import Sampling, Tier
 
 GREEDY = Sampling(temperature=0.0)
+PATIENCE_S = 20.0
 
 
 def prompt(num_tokens: int, seed: int = 0) -> list[int]:
@@ -32,6 +36,23 @@ def continuation(tokens: Sequence[int], num_tokens: int) -> list[int]:
 
 def open_store(root: Path, **options: Any) -> SnapshotStore:
     return SnapshotStore(root, **{"namespace": "scripted", "chunk_tokens": 8, **options})
+
+
+def rows_of(backend: ScriptedBackend, pages: Sequence[int], ring: int, num_tokens: int) -> dict[str, np.ndarray]:
+    """A state as logical rows on the host: the first tokens of its arrays, and its fixed ones."""
+    c, layout = backend.capacity, backend.row_layout
+    per_group = c.group_tokens // c.page_tokens
+    parts: dict[str, list[np.ndarray]] = {}
+    for first in range(0, len(pages), per_group):
+        group = list(pages[first : first + per_group])
+        for stage in range(c.num_stages):
+            for name, array in backend.read_pages(stage, group).items():
+                parts.setdefault(name, []).append(tokens_of(array, layout[name], 0, len(group) * c.page_tokens))
+    found = {name: np.concatenate(arrays, layout[name].token_axis) for name, arrays in parts.items()}
+    found = {name: tokens_of(array, layout[name], 0, num_tokens) for name, array in found.items()}
+    for stage in range(c.num_stages):
+        found |= backend.read_ring(stage, ring)
+    return found
 
 
 @dataclass
@@ -52,11 +73,43 @@ class Turn:
 class Driver:
     """A cache over a scripted device; its `start`, `step` and `finish` are a scheduler's, without the waiting."""
 
-    def __init__(self, backend: ScriptedBackend, store: SnapshotStore | None = None) -> None:
-        self.backend, self.cache = backend, PrefixCache(backend, store)
+    def __init__(self, backend: ScriptedBackend, store: SnapshotStore | None = None, **options: Any) -> None:
+        self.backend, self.cache = backend, PrefixCache(backend, store, **options)
+        self._woken = threading.Event()
+        self.cache.wake = self._woken.set
 
-    def start(self, tokens: Sequence[int], max_tokens: int = 8, *, look_up: bool = True) -> Turn | None:
-        lease = self.cache.acquire(np.array(tokens, np.int32), max_tokens, look_up=look_up)
+    def acquire(self, tokens: Sequence[int], max_tokens: int = 8, **options: Any) -> Lease | None:
+        """A lease whose rows are all there; a snapshot that fails is looked up again. None: others hold the memory."""
+        while True:
+            self._woken.clear()
+            self.cache.advance()
+            lease = self.cache.acquire(np.array(tokens, np.int32), max_tokens, **options)
+            if lease is None and not self.cache.report()["saving"]:
+                return None
+            if lease is not None and self._restored(lease):
+                return lease
+            if lease is None:
+                assert self._woken.wait(PATIENCE_S), "nothing got further"
+
+    def _restored(self, lease: Lease) -> bool:
+        while lease.restoring is not None:
+            self._woken.clear()
+            try:
+                lease.restoring.advance()
+            except CacheError as error:
+                self.cache.failed(lease, error)
+                return False
+            except BaseException:
+                self.cache.abort(lease)
+                raise
+            if lease.restoring.done:
+                self.cache.restored(lease, 1e-3)
+            else:
+                assert self._woken.wait(PATIENCE_S), "the restore got no further"
+        return True
+
+    def start(self, tokens: Sequence[int], max_tokens: int = 8, **options: Any) -> Turn | None:
+        lease = self.acquire(tokens, max_tokens, **options)
         if lease is None:
             return None
         turn = Turn(list(tokens), lease, max_tokens)
@@ -77,6 +130,10 @@ class Driver:
         assert drawn is not None
         turn.output.append(drawn.token)
         return turn
+
+    def rows(self, lease: Lease, num_tokens: int) -> dict[str, np.ndarray]:
+        """The first rows of a lease, and its ring, as the device holds them."""
+        return rows_of(self.backend, lease.pages, lease.ring, num_tokens)
 
     def step(self, turn: Turn, num_tokens: int) -> None:
         row = Row(
@@ -112,6 +169,9 @@ class Driver:
         assert turn.output == continuation(tokens, 1)
         self.cache.abort(turn.lease)
         return turn.lease.tier, turn.lease.cached_tokens
+
+    def close(self) -> None:
+        self.cache.close()
 
     def assert_all_home(self) -> None:
         """Without residents and leases, everything is free."""

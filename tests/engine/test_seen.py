@@ -66,7 +66,7 @@ def test_one_whose_listener_went_away(talker: Make) -> None:
             lines.append(record)
             said.set()
 
-    log = logging.getLogger("zllm_jax.engine.log")
+    log = logging.getLogger("zllm_jax.engine.ending")
     handler, before = Keep(), log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)

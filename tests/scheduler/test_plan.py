@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.scheduler.device import job
-from zllm_jax.scheduler import Sequence, Ticket, chunk_size, plan
+from zllm_jax.cache import Lease
+from zllm_jax.scheduler import Plan, Sequence, Ticket, chunk_size, plan
 
 SIZES = (32, 128, 512)
 
@@ -19,28 +22,59 @@ def sequence(prompt_tokens: int, computed: int, drawn: int = 0, max_tokens: int 
     return one
 
 
+def round_of(running: list[Sequence], waiting: bool = False, **options: int) -> Plan:
+    return plan(running, SIZES, num_stages=3, decode_steps=4, waiting=waiting, **options)
+
+
 def test_nothing_to_do() -> None:
-    todo = plan([], SIZES, 4, waiting=False)
-    assert (todo.prefill, todo.decode) == (None, ())
+    todo = round_of([], waiting=False)
+    assert (todo.prefill, todo.decode, todo.idle) == (None, (), True)
 
 
 def test_decode_takes_all_its_steps_when_nobody_waits() -> None:
     running = [sequence(5, 5, 1), sequence(9, 9, 3)]
-    todo = plan(running, SIZES, 4, waiting=False)
+    todo = round_of(running, waiting=False)
     assert (todo.prefill, todo.decode, todo.steps) == (None, tuple(running), 4)
-    assert plan(running, SIZES, 4, waiting=True).steps == 1
-    assert plan([*running, sequence(5, 5, 1, single_step=True)], SIZES, 4, waiting=False).steps == 1
+    assert round_of(running, waiting=True).steps == 1
+    assert round_of([*running, sequence(5, 5, 1, single_step=True)], waiting=False).steps == 1
 
 
 def test_one_chunk_of_one_prompt_and_every_stream_a_round() -> None:
     first, second, streams = sequence(700, 0), sequence(40, 0), [sequence(5, 5, 1), sequence(6, 6, 2)]
-    todo = plan([streams[0], first, streams[1], second], SIZES, 4, waiting=False)
-    assert (todo.prefill, todo.start, todo.stop) == (first, 0, 512)
+    todo = round_of([streams[0], first, streams[1], second], waiting=False)
+    assert (todo.prefill, todo.start, todo.stop, todo.first_stage, todo.last_stage) == (first, 0, 512, 0, 3)
     assert (todo.decode, todo.steps) == (tuple(streams), 1)
 
 
 def test_a_sequence_with_nothing_left_is_not_decoded() -> None:
-    assert plan([sequence(5, 5, 8)], SIZES, 4, waiting=False).decode == ()
+    assert round_of([sequence(5, 5, 8)], waiting=False).decode == ()
+
+
+def restoring(prompt_tokens: int, computed: int, stages_ready: int, stage: int = 0) -> Sequence:
+    """A sequence some of whose stages have their rows already."""
+    one = sequence(prompt_tokens, computed)
+    one.lease = Lease([], 0, restoring=SimpleNamespace(stages_ready=stages_ready))  # type: ignore[arg-type]
+    one.stage = stage
+    return one
+
+
+def test_a_stage_runs_when_its_own_rows_are_there() -> None:
+    todo = round_of([restoring(500, 480, stages_ready=2, stage=1)])
+    assert (todo.start, todo.stop, todo.first_stage, todo.last_stage) == (480, 500, 1, 2)
+
+
+def test_a_prompt_without_its_rows_lets_the_next_one_go_first() -> None:
+    waits, goes, stream = restoring(500, 480, stages_ready=1, stage=1), sequence(40, 0), sequence(5, 5, 1)
+    todo = round_of([waits, goes, stream])
+    assert (todo.prefill, todo.decode) == (goes, (stream,))
+    assert round_of([waits, stream]).decode == (stream,)
+    assert round_of([waits]).idle
+
+
+def test_chunks_end_where_states_are_kept() -> None:
+    assert round_of([sequence(900, 10)], stride=64).stop == 64
+    assert round_of([sequence(900, 64)], stride=64).stop == 128
+    assert round_of([sequence(900, 890)], stride=64).stop == 896
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,20 @@ from zllm_jax.cache.index import Match, PrefixIndex, common_prefix
 from zllm_jax.cache.pool import Pool
 from zllm_jax.cache.prefix_cache import Lease, PrefixCache
 from zllm_jax.cache.rates import Rates
-from zllm_jax.cache.snapshot import Snapshot, SnapshotInfo, SnapshotStore, StateArray
+from zllm_jax.cache.snapshot import Base, Filling, SnapshotInfo, SnapshotReader, SnapshotStore, SnapshotWriter
 
 __all__ = [
+    "Base",
+    "Filling",
     "Lease",
     "Match",
     "Pool",
     "PrefixCache",
     "PrefixIndex",
     "Rates",
-    "Snapshot",
     "SnapshotInfo",
+    "SnapshotReader",
     "SnapshotStore",
-    "StateArray",
+    "SnapshotWriter",
     "common_prefix",
 ]

@@ -1,225 +1,384 @@
 """The two-tier prefix cache: what finished sequences computed stays on the device, and moves to disk under pressure.
 
-All methods run on the thread that owns the backend. A failure of the second tier is logged and becomes a miss.
+All methods run on the thread that owns the backend, and none of them waits for a disk, except `evict`, `forget`,
+`save` and `close`, which say so. A failure of the second tier is logged and becomes a miss.
 """
 
 from __future__ import annotations
 
-import itertools
+import hashlib
 import logging
-import time
-from collections.abc import Hashable, Iterator
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zllm_jax.cache.index import Match, PrefixIndex
-from zllm_jax.cache.pool import Pool
-from zllm_jax.cache.rates import Rates
-from zllm_jax.cache.snapshot import SnapshotStore, StateArray
-from zllm_jax.errors import CacheError, CorruptSnapshot
-from zllm_jax.values import Tier
+from zllm_jax.cache.evictor import Evictor
+from zllm_jax.cache.index import Match
+from zllm_jax.cache.lease import Counters, Lease
+from zllm_jax.cache.near_miss import near_miss
+from zllm_jax.cache.policy import CostAware, Policy
+from zllm_jax.cache.rates import Prediction, Rates
+from zllm_jax.cache.residents import Resident, Residents
+from zllm_jax.cache.restore import Restoring, Rooms
+from zllm_jax.cache.saver import Saver
+from zllm_jax.cache.snapshot import Base, SnapshotStore
+from zllm_jax.cache.snapshots import Snapshots
+from zllm_jax.errors import CacheError
+from zllm_jax.metrics import Metrics
+from zllm_jax.values import NearMiss, Tier
 
 if TYPE_CHECKING:
     from zllm_jax.runtime import Backend  # importing it would bring jax to those who only list snapshots
 
 log = logging.getLogger(__name__)
 
-
-@dataclass
-class Lease:
-    """The state of one running sequence: its pages, its ring, and what it did not have to compute.
-
-    pages: enough for prompt and max_tokens. cached_tokens: rows that are there already.
-    """
-
-    pages: list[int]
-    ring: int
-    cached_tokens: int = 0
-    tier: Tier = Tier.COLD
-    bytes_read: int = 0
-    bytes_copied: int = 0
-
-
-@dataclass
-class Resident:
-    """A finished conversation in device memory."""
-
-    id: str
-    tokens: np.ndarray
-    pages: list[int]
-    ring: int | None
-    last_used: int
-
-
-@dataclass
-class Counters:
-    """Every request is counted, whatever it hit."""
-
-    hits: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
-    cached_tokens: int = 0
-    prompt_tokens: int = 0
-    evictions: int = 0
-    dropped: int = 0
-    failed_restores: int = 0
-    failed_saves: int = 0
-    bytes_written: int = 0
-    bytes_read: int = 0
+Progress = Callable[[str, int, int], None]
 
 
 class PrefixCache:
-    """Looks prompts up, leases pages, keeps finished states, evicts the least recently used.
+    """Looks prompts up, leases pages, keeps finished states, moves to disk what `policy` says is worth least.
 
-    store: the second tier, or None.
+    store: the second tier, or None. prefix_rounds: of a state that cannot be cut, how many earlier turns of a
+    conversation stay reusable. staged: a restored stage may compute before the others are there.
+    wake: called from any thread when `advance` may get further.
     """
 
-    def __init__(self, backend: Backend, store: SnapshotStore | None) -> None:
-        self._backend, self._store = backend, store
-        self._capacity = backend.capacity
-        self._pages, self._rings = Pool(self._capacity.num_pages), Pool(self._capacity.num_rings)
-        self._residents: dict[str, Resident] = {}
-        self._on_device, self._on_disk = PrefixIndex(), PrefixIndex()
+    def __init__(
+        self,
+        backend: Backend,
+        store: SnapshotStore | None,
+        *,
+        policy: Policy | None = None,
+        prefix_rounds: int = 1,
+        staged: bool = True,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self._backend, self._capacity, self._prefix_rounds = backend, backend.capacity, prefix_rounds
+        self.staged = staged
+        self._residents = Residents(self._capacity)
+        self._threads = ThreadPoolExecutor(2, "zllm-restore")
+        self._rooms = Rooms(backend.row_layout, self._capacity.group_tokens)
+        self._snapshots: Snapshots | None = None
+        self._saver: Saver | None = None
+        if store is not None:
+            self._snapshots = Snapshots(store, self._threads, truncatable=self._capacity.truncatable)
+            self._saver = Saver(backend, store, lambda: self.wake())
         self._leases = 0
-        self._clock = itertools.count()
-        self._names = itertools.count(1)
-        self.rates = Rates()
-        self.counters = Counters()
-        self._index_store()
+        self.metrics = metrics or Metrics()
+        self.rates, self.counters = Rates(), Counters()
+        self._evictor = Evictor(
+            self._residents,
+            self._snapshots,
+            self._saver,
+            policy or CostAware(),
+            state_bytes=self._state_bytes,
+            rates=self.rates,
+            counters=self.counters,
+            metrics=self.metrics,
+        )
+        self.wake: Callable[[], None] = lambda: None
 
-    def acquire(self, prompt: np.ndarray, max_tokens: int, *, look_up: bool = True) -> Lease | None:
-        """Pages for a prompt i32[S] and its output, with the longest known prefix already in them.
+    @property
+    def meta_of(self) -> Callable[[np.ndarray], Mapping[str, Any]]:
+        """What to keep with the snapshot of a state, by its tokens; JSON-able."""
+        return self._evictor.meta_of
 
-        None when running sequences hold too much memory: try again after one has finished. A prefix of the whole
-        prompt is cut by a token, because the last one must be computed to predict the next.
+    @meta_of.setter
+    def meta_of(self, meta_of: Callable[[np.ndarray], Mapping[str, Any]]) -> None:
+        self._evictor.meta_of = meta_of
+
+    # -- leases ----------------------------------------------------------------------------------------------------
+
+    def acquire(
+        self,
+        prompt: np.ndarray,
+        max_tokens: int,
+        *,
+        look_up: bool = True,
+        tenant: str = "",
+        conversation: str | None = None,
+        after: str = "no_prefix",
+    ) -> Lease | None:
+        """Pages for a prompt i32[S] and its output, with the longest known prefix in them or on its way there.
+
+        None while there is not enough memory: try again after a sequence has ended or `advance` got further. A prefix
+        of the whole prompt is cut by a token, because the last one must be computed to predict the next.
+        conversation: a hint, which of two equal prefixes to take. after: why nothing can be reused, if that is so.
         """
         wanted = -(-(len(prompt) + max_tokens) // self._capacity.page_tokens)
+        owner = tenant_key(tenant)
+        if not look_up:
+            return self._leased(self._lease_cold(wanted, owner, "off"), prompt)
+        if self._snapshots is not None:
+            self._snapshots.look()
         while True:
-            hit = self._look_up(prompt) if look_up else None
-            if hit is None:
-                lease = self._lease_cold(wanted)
-            elif hit[0] is Tier.RESIDENT:
-                lease = self._lease_resident(hit[1], wanted)
-                if lease is None and self._leases == 0:
-                    self._evict(self._residents[str(hit[1].key)])  # it stands in its own continuation's way
-                    continue
+            match, tier, predicted = self._look_up(prompt, owner, conversation)
+            if match is None:
+                lease = self._lease_cold(wanted, owner, "not_faster" if predicted is not None else after)
+            elif tier is Tier.RESIDENT:
+                lease = self._lease_resident(match, wanted, owner)
             else:
-                lease = self._lease_restored(hit[1], wanted)
-                if lease is None and hit[1].key not in self._on_disk:
-                    continue  # the snapshot was bad and is gone: look again
+                lease = self._lease_restored(match, wanted, owner)
+            if lease is None and match is not None and not self._known(match, tier):
+                continue  # what makes room may take away the very state that was found
             if lease is not None:
-                self._leases += 1
-                self._count(prompt, lease)
-            return lease
+                lease.predicted = predicted
+                lease.near_miss = self._near_miss(prompt, owner, lease.cached_tokens)
+            return self._leased(lease, prompt)
+
+    def advance(self) -> bool:
+        """Take the background writing further and free what is saved; whether something was. Waits for nothing."""
+        return self._evictor.advance()
+
+    def restored(self, lease: Lease, seconds: float) -> None:
+        """The rows of a lease are all there: count and measure."""
+        assert lease.restoring is not None
+        lease.bytes_read, lease.bytes_copied = lease.restoring.bytes_read, lease.restoring.bytes_copied
+        lease.restoring.close()
+        lease.restoring = None
+        self._count(lease)
+        self.counters.bytes_read += lease.bytes_read
+        self.rates.restored(lease.bytes_read, seconds)
+        predicted_s = lease.predicted.restore_s if lease.predicted is not None else None
+        self.metrics.restored(predicted_s, seconds, lease.bytes_read, lease.cached_tokens)
+
+    def failed(self, lease: Lease, error: CacheError) -> None:
+        """The snapshot of a lease could not be restored: it is out of the index, and the lease is gone."""
+        assert self._snapshots is not None
+        assert lease.base is not None
+        self.counters.failed_restores += 1
+        if lease.base.id in self._snapshots:
+            self._snapshots.fail(lease.base.id, error)
+        lease.counted = True  # its request looks up again
+        self.abort(lease)
+
+    def checkpoint(self, lease: Lease, tokens: np.ndarray) -> None:
+        """Keep the state within a prompt, after whole pages of `tokens`, when a ring is free: it can then be reused."""
+        whole, rest = divmod(len(tokens), self._capacity.page_tokens)
+        if rest or not self._residents.rings.free:
+            return
+        if any(len(one.tokens) == len(tokens) for one in self._residents.prefixes_of(tokens, lease.tenant)):
+            return
+        (ring,) = self._residents.rings.take(1)
+        self._backend.copy_ring(lease.ring, ring)
+        pages = lease.pages[:whole]
+        self._residents.pages.share(pages)
+        self._keep(lease, tokens, pages, ring, turn_end=False)
 
     def finish(self, lease: Lease, tokens: np.ndarray) -> str | None:
         """Keep the state of `tokens` i32[S] (exactly the rows that are in the lease). Returns its id."""
-        if len(tokens) == 0:
+        if len(tokens) == 0 or lease.restoring is not None:
             self.abort(lease)
             return None
         self._leases -= 1
         used = -(-len(tokens) // self._capacity.page_tokens)
-        self._pages.release(lease.pages[used:])
-        for key in self._superseded(self._on_device, tokens):
-            self._drop(self._residents[str(key)])
+        self._residents.pages.release(lease.pages[used:])
+        for one in self._superseded(tokens, lease.tenant):
+            self._residents.drop(one)
         ring = lease.ring if self._capacity.num_rings else None
-        one = Resident(f"c{next(self._names)}", tokens, lease.pages[:used], ring, next(self._clock))
-        self._residents[one.id] = one
-        self._on_device.add(one.id, tokens)
-        return one.id
+        return self._keep(lease, tokens, lease.pages[:used], ring, turn_end=True).id
 
     def abort(self, lease: Lease) -> None:
         """Return everything of a lease whose state is not worth keeping."""
         self._leases -= 1
+        self._count(lease)
+        if lease.restoring is not None:
+            lease.restoring.close()
+            lease.restoring = None
         self._return(lease)
+
+    # -- for the operator: these wait ------------------------------------------------------------------------------
 
     def evict(self) -> int:
         """Move every resident conversation to disk; returns the bytes written. What cannot be saved is dropped."""
         before = self.counters.bytes_written
-        for one in self._by_age():
-            self._evict(one)
+        for one in self._evictor.by_worth():
+            self._evictor.evict(one)
+        self._evictor.drain()
         return self.counters.bytes_written - before
 
-    def forget(self) -> None:
-        """Drop both tiers."""
-        for one in self._by_age():
-            self._drop(one)
-        if self._store is None:
-            return
-        for info in self._store.list():
-            self._forget_snapshot(info.id)
-            self._delete(self._store, info.id)
+    def save(self, progress: Progress | None = None) -> int:
+        """Write every resident conversation that is not on disk yet, and keep it; returns how many were written."""
+        todo = [one for one in self._residents if one.saved is None]
+        for i, one in enumerate(todo):
+            if progress is not None:
+                progress("save conversations", i, len(todo))
+            if one.here:
+                self._evictor.save(one)
+                self._evictor.drain()
+        if progress is not None and todo:
+            progress("save conversations", len(todo), len(todo))
+        return sum(one.saved is not None for one in todo)
+
+    def forget(self, *, keep_disk: bool = False) -> None:
+        """Drop both tiers, or only what is in device memory: unsaved."""
+        self._evictor.drain()
+        for one in self._residents:
+            self._residents.drop(one)
+        if self._snapshots is not None and not keep_disk:
+            self._snapshots.look()
+            for id in list(self._snapshots):
+                self._snapshots.delete(id)
+            self._snapshots.settle()
 
     def drop_page_cache(self) -> bool:
         """Ask the operating system to forget its copies of the snapshots; False where it cannot."""
+        if self._snapshots is None:
+            return False
+        store = self._snapshots.store
         try:
-            return self._store is not None and all(self._store.drop_page_cache(info.id) for info in self._store.list())
+            return all(store.drop_page_cache(info.id) for info in store.list())
         except (CacheError, OSError):  # another process removed one
             return False
 
+    def close(self) -> None:
+        """End the threads. What is being saved is given up; `save` first."""
+        if self._saver is not None:
+            self._saver.close()
+        self._threads.shutdown(wait=True)
+        self._rooms.settle()
+        if self._snapshots is not None:
+            self._snapshots.store.close()
+
+    def stored(self) -> Iterator[tuple[np.ndarray, Mapping[str, Any]]]:
+        """Tokens and meta of every snapshot."""
+        for id in self._snapshots or ():
+            assert self._snapshots is not None
+            yield self._snapshots.tokens(id), self._snapshots.meta(id)
+
     def report(self) -> dict[str, Any]:
         """What is where, in bytes and tokens; JSON-able."""
-        c = self._capacity
-        held = c.num_pages - self._pages.free
+        c, pages, rings = self._capacity, self._residents.pages, self._residents.rings
+        store = self._snapshots.store if self._snapshots is not None else None
         return {
             "resident": [
-                {"id": one.id, "tokens": len(one.tokens), "pages": len(one.pages)}
-                for one in list(self._residents.values())
+                {"id": one.id, "tokens": len(one.tokens), "pages": len(one.pages), "on_disk": one.saved is not None}
+                for one in self._residents
             ],
             "disk": [
                 {"id": info.id, "tokens": info.num_tokens, "bytes": info.nbytes}
-                for info in (self._store.list() if self._store else ())
+                for info in (store.list() if store is not None else ())
             ],
-            "device_bytes": held * c.page_bytes + (self._rings.size - self._rings.free) * c.ring_bytes,
-            "device_budget_bytes": c.num_pages * c.page_bytes + self._rings.size * c.ring_bytes,
-            "disk_bytes": self._store.nbytes if self._store else 0,
-            "pages": {"total": c.num_pages, "free": self._pages.free, "tokens": c.page_tokens},
-            "rings": {"total": self._rings.size, "free": self._rings.free},
+            "device_bytes": (pages.size - pages.free) * c.page_bytes + (rings.size - rings.free) * c.ring_bytes,
+            "device_budget_bytes": pages.size * c.page_bytes + rings.size * c.ring_bytes,
+            "disk_bytes": store.nbytes if store is not None else 0,
+            "saving": self._saver.pending if self._saver is not None else 0,
+            "buffers": {"in_use": self._rooms.in_use},
+            "leases": self._leases,
+            "pages": {"total": pages.size, "free": pages.free, "tokens": c.page_tokens},
+            "rings": {"total": rings.size, "free": rings.free},
             "hits": {tier.value: count for tier, count in self.counters.hits.items()},
             "counters": {name: value for name, value in vars(self.counters).items() if isinstance(value, int)},
         }
 
     # -- look-up ---------------------------------------------------------------------------------------------------
 
-    def _look_up(self, prompt: np.ndarray) -> tuple[Tier, Match] | None:
+    def _look_up(
+        self, prompt: np.ndarray, tenant: str, conversation: str | None
+    ) -> tuple[Match | None, Tier, Prediction | None]:
         """The longest verified prefix; a longer one on disk wins when reading it beats computing the difference."""
         usable = prompt[:-1]
-        near, far = self._match(self._on_device, usable), self._match(self._on_disk, usable)
-        if far is not None and (near is None or far.common > near.common):
-            here = near.common if near is not None else 0
-            if self.rates.restoring_wins(self._state_bytes(far.common), far.common - here):
-                return Tier.DISK, far
-        return (Tier.RESIDENT, near) if near is not None else None
+        near = self._hinted(usable, tenant, conversation)
+        far = self._snapshots.usable(usable, tenant) if self._snapshots is not None else None
+        predicted = None
+        here = near.common if near is not None else 0
+        if far is not None and far.common > here:
+            predicted = self.rates.predict(self._state_bytes(far.common), far.common - here)
+            if predicted.restoring_wins:
+                return far, Tier.DISK, predicted
+        return near, Tier.RESIDENT, predicted
+
+    def _known(self, match: Match, tier: Tier) -> bool:
+        """Whether what was found is still there."""
+        if tier is Tier.RESIDENT:
+            return self._residents.get(str(match.key)) is not None
+        return self._snapshots is not None and str(match.key) in self._snapshots
+
+    def _hinted(self, prompt: np.ndarray, tenant: str, conversation: str | None) -> Match | None:
+        """The longest prefix in memory; of equals the conversation that was named."""
+        match = self._residents.usable(prompt, tenant)
+        named = self._residents.get(conversation) if conversation is not None else None
+        if match is None or named is None or named.tenant != tenant or len(named.tokens) < match.common:
+            return match
+        if not self._capacity.truncatable and len(named.tokens) != match.common:
+            return match
+        same = np.array_equal(named.tokens[: match.common], prompt[: match.common])
+        return Match(named.id, match.common) if same else match
+
+    def _near_miss(self, prompt: np.ndarray, tenant: str, reused: int) -> NearMiss | None:
+        found = [(self._residents.longest(prompt, tenant), self._tokens_here)]
+        if self._snapshots is not None:
+            found.append((self._snapshots.longest(prompt, tenant), self._snapshots.tokens))
+        stored = [(match.common, tokens(str(match.key))) for match, tokens in found if match is not None]
+        if not stored:
+            return None
+        common, tokens = max(stored, key=lambda one: one[0])
+        missed = near_miss(prompt, tokens, common, reused)
+        if missed is not None:
+            self.metrics.near_miss()
+        return missed
+
+    def _tokens_here(self, id: str) -> np.ndarray:
+        one = self._residents.get(id)
+        assert one is not None
+        return one.tokens
 
     def _state_bytes(self, num_tokens: int) -> int:
         c = self._capacity
         return -(-num_tokens // c.page_tokens) * c.page_bytes + c.ring_bytes
 
-    def _match(self, index: PrefixIndex, prompt: np.ndarray) -> Match | None:
-        return index.longest(prompt) if self._capacity.truncatable else index.longest_whole(prompt)
-
-    def _superseded(self, index: PrefixIndex, tokens: np.ndarray) -> list[Hashable]:
-        """The states whose every use one of `tokens` serves as well: its prefixes, or only its equals with a ring."""
-        found = index.prefixes_of(tokens)
-        return found if self._capacity.truncatable else [key for key in found if len(index.tokens(key)) == len(tokens)]
+    def _superseded(self, tokens: np.ndarray, tenant: str) -> list[Resident]:
+        """The states whose every use one of `tokens` serves as well, or which are too many rounds back."""
+        prefixes = self._residents.prefixes_of(tokens, tenant)
+        if self._capacity.truncatable:
+            return prefixes
+        earlier = sorted((one for one in prefixes if len(one.tokens) < len(tokens)), key=lambda one: -len(one.tokens))
+        turns = [one for one in earlier if one.turn_end]
+        return [one for one in prefixes if len(one.tokens) == len(tokens)] + turns[self._prefix_rounds :]
 
     # -- leases ----------------------------------------------------------------------------------------------------
 
-    def _lease_cold(self, wanted: int) -> Lease | None:
-        if not self._make_room(wanted, keep=None):
+    def _leased(self, lease: Lease | None, prompt: np.ndarray) -> Lease | None:
+        if lease is None:
             return None
-        return Lease(self._pages.take(wanted), self._take_ring())
+        self._leases += 1
+        lease.prompt_tokens = len(prompt)
+        if lease.restoring is None:
+            self._count(lease)
+        return lease
 
-    def _lease_resident(self, match: Match, wanted: int) -> Lease | None:
-        one = self._residents[str(match.key)]
-        whole, rest = divmod(match.common, self._capacity.page_tokens)
-        if not self._make_room(wanted - whole, keep=one):
+    def _count(self, lease: Lease) -> None:
+        """Every request is counted once, when it is known what it hit."""
+        if lease.counted:
+            return
+        lease.counted = True
+        self.counters.hits[lease.tier] += 1
+        self.counters.cached_tokens += lease.cached_tokens
+        self.counters.prompt_tokens += lease.prompt_tokens
+        self.metrics.looked_up(lease.tier, lease.reason, lease.prompt_tokens, lease.cached_tokens)
+
+    def _lease_cold(self, wanted: int, tenant: str, reason: str) -> Lease | None:
+        if not self._evictor.make_room(wanted, keep=None):
             return None
-        one.last_used = next(self._clock)
+        return Lease(self._residents.pages.take(wanted), self._take_ring(), tenant, reason=reason)
+
+    def _lease_resident(self, match: Match, wanted: int, tenant: str) -> Lease | None:
+        one = self._residents.get(str(match.key))
+        assert one is not None
+        whole, rest = divmod(match.common, self._capacity.page_tokens)
+        if not self._evictor.make_room(wanted - whole, keep=one):
+            if self._leases == 0 and not self._evictor.coming():
+                self._evictor.evict(one)  # it stands in its own continuation's way
+            return None
+        one.last_used, one.uses = self._residents.tick(), one.uses + 1
         shared = one.pages[:whole]
-        self._pages.share(shared)
-        lease = Lease([*shared, *self._pages.take(wanted - whole)], self._take_ring(), match.common, Tier.RESIDENT)
+        self._residents.pages.share(shared)
+        pages = [*shared, *self._residents.pages.take(wanted - whole)]
+        lease = Lease(pages, self._take_ring(), tenant, match.common, Tier.RESIDENT, source=one)
         with self._returned_on_failure(lease):
             if rest:  # the page is written further on: copy it, the conversation keeps its own
                 self._backend.copy_page(one.pages[whole], lease.pages[whole])
@@ -229,32 +388,29 @@ class PrefixCache:
                 lease.bytes_copied += self._capacity.ring_bytes
         return lease
 
-    def _lease_restored(self, match: Match, wanted: int) -> Lease | None:
-        """Read the snapshot into fresh pages; a failure removes it and returns None."""
-        if self._store is None or not self._make_room(wanted, keep=None) or match.key not in self._on_disk:
-            return None  # what moved to disk to make room may have superseded it, or the quota removed it
-        lease = Lease(self._pages.take(wanted), self._take_ring(), match.common, Tier.DISK)
-        key = str(match.key)
-        try:
-            with self._returned_on_failure(lease):
-                self._restore(key, lease, self._store)
-        except CacheError as error:
-            self._fail_restore(key, error)
+    def _lease_restored(self, match: Match, wanted: int, tenant: str) -> Lease | None:
+        """Fresh pages, and a snapshot on its way into them."""
+        snapshots = self._snapshots
+        assert snapshots is not None
+        id = str(match.key)
+        if not self._evictor.make_room(wanted, keep=None) or id not in snapshots:
             return None
+        lease = Lease(self._residents.pages.take(wanted), self._take_ring(), tenant, match.common, Tier.DISK)
+        lease.base = Base(id, match.common)
+        tokens, layout = snapshots.tokens(id), self._backend.row_layout
+        used = -(-match.common // self._capacity.page_tokens)
+        lease.restoring = Restoring(
+            self._backend,
+            self._rooms,
+            self._threads,
+            lambda: snapshots.open(id, tokens, layout),
+            lease.pages[:used],
+            lease.ring,
+            match.common,
+            lambda: self.wake(),
+            self.staged,
+        )
         return lease
-
-    def _restore(self, key: str, lease: Lease, store: SnapshotStore) -> None:
-        """A snapshot into the pages of a lease. Raises CacheError; then they hold anything."""
-        start = time.perf_counter()
-        expect = {name: (dtype, shape) for name, (dtype, shape, _) in self._backend.row_layout.items()}
-        used = -(-lease.cached_tokens // self._capacity.page_tokens)
-        with store.reading(key, expect=expect) as rows:
-            if not np.array_equal(rows.tokens(), self._on_disk.tokens(key)):
-                raise CorruptSnapshot(f"snapshot {key} holds other tokens than when it was indexed")
-            lease.bytes_copied = self._backend.write(rows, lease.pages[:used], lease.ring)
-        lease.bytes_read = rows.bytes_read
-        self.counters.bytes_read += rows.bytes_read
-        self.rates.restored(rows.bytes_read, time.perf_counter() - start)
 
     @contextmanager
     def _returned_on_failure(self, lease: Lease) -> Iterator[None]:
@@ -266,99 +422,24 @@ class PrefixCache:
             raise
 
     def _return(self, lease: Lease) -> None:
-        self._pages.release(lease.pages)
-        self._release_ring(lease.ring)
+        self._residents.release(lease.pages, lease.ring if self._capacity.num_rings else None)
 
-    def _fail_restore(self, key: str, error: CacheError) -> None:
-        log.warning("snapshot %s is a miss: %s", key, error)
-        self.counters.failed_restores += 1
-        self._forget_snapshot(key)
-        if isinstance(error, CorruptSnapshot) and self._store is not None:
-            try:
-                self._store.quarantine(key, str(error))
-            except CacheError as second:
-                log.warning("snapshot %s could not be quarantined: %s", key, second)
-
-    def _count(self, prompt: np.ndarray, lease: Lease) -> None:
-        self.counters.hits[lease.tier] += 1
-        self.counters.cached_tokens += lease.cached_tokens
-        self.counters.prompt_tokens += len(prompt)
-
-    # -- room ------------------------------------------------------------------------------------------------------
-
-    def _make_room(self, pages: int, keep: Resident | None) -> bool:
-        """Evict, least recently used first, until `pages` pages and a ring are free."""
-        need_ring = 1 if self._capacity.num_rings else 0
-        for one in self._by_age():
-            if self._pages.free >= pages and self._rings.free >= need_ring:
-                return True
-            if one is not keep:
-                self._evict(one)
-        return self._pages.free >= pages and self._rings.free >= need_ring
-
-    def _by_age(self) -> list[Resident]:
-        return sorted(self._residents.values(), key=lambda one: one.last_used)
-
-    def _evict(self, one: Resident) -> None:
-        self.counters.evictions += 1
-        if self._store is None or not self._save(one, self._store):
-            self.counters.dropped += 1
-        self._drop(one)
-
-    def _save(self, one: Resident, store: SnapshotStore) -> bool:
-        layout = self._backend.row_layout
-        rows = self._backend.read(one.pages, one.ring or 0, len(one.tokens))
-        arrays = {name: StateArray(value, layout[name][2]) for name, value in rows.items()}
-        try:
-            info = store.save(one.tokens, arrays)
-        except CacheError as error:
-            log.warning("conversation %s is dropped, its state could not be saved: %s", one.id, error)
-            self.counters.failed_saves += 1
-            self._reconcile(store)
-            return False
-        self.counters.bytes_written += info.nbytes
-        older = self._superseded(self._on_disk, one.tokens)
-        self._on_disk.add(info.id, one.tokens)
-        for key in older:
-            self._forget_snapshot(str(key))
-            self._delete(store, str(key))
-        self._reconcile(store)
-        return True
-
-    def _delete(self, store: SnapshotStore, key: str) -> None:
-        try:
-            store.delete(key)
-        except CacheError as error:
-            log.warning("snapshot %s stays on disk: %s", key, error)
-
-    def _reconcile(self, store: SnapshotStore) -> None:
-        """The store's quota may have removed older snapshots."""
-        there = {info.id for info in store.list()}
-        for key in [key for key in self._on_disk if key not in there]:
-            self._forget_snapshot(str(key))
-
-    def _drop(self, one: Resident) -> None:
-        del self._residents[one.id]
-        self._on_device.remove(one.id)
-        self._pages.release(one.pages)
-        if one.ring is not None:
-            self._release_ring(one.ring)
-
-    def _forget_snapshot(self, key: str) -> None:
-        if key in self._on_disk:
-            self._on_disk.remove(key)
-
-    def _index_store(self) -> None:
-        """After a start: whatever is listed can be looked up, or is dropped with a reason."""
-        for info in self._store.list() if self._store is not None else ():
-            try:
-                self._on_disk.add(info.id, self._store.tokens(info.id))  # type: ignore[union-attr]
-            except CacheError as error:
-                self._fail_restore(info.id, error)
+    def _keep(
+        self, lease: Lease, tokens: np.ndarray, pages: list[int], ring: int | None, *, turn_end: bool
+    ) -> Resident:
+        now, source = self._residents.tick(), lease.source
+        base = source.base_for(lease.cached_tokens) if source is not None else lease.base
+        id = f"c{secrets.token_hex(8)}"
+        one = Resident(id, tokens, pages, ring, lease.tenant, now, now, base=base, turn_end=turn_end)
+        if source is not None:  # what continues a conversation is as old and as much used as that is
+            one.created, one.uses = source.created, source.uses
+        self._residents.add(one)
+        return one
 
     def _take_ring(self) -> int:
-        return self._rings.take(1)[0] if self._capacity.num_rings else 0
+        return self._residents.rings.take(1)[0] if self._capacity.num_rings else 0
 
-    def _release_ring(self, ring: int) -> None:
-        if self._capacity.num_rings:
-            self._rings.release([ring])
+
+def tenant_key(tenant: str) -> str:
+    """What stands for a tenant in indexes and files: not its name."""
+    return hashlib.sha256(tenant.encode()).hexdigest()[:32] if tenant else ""

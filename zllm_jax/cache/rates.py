@@ -6,6 +6,22 @@ from dataclasses import dataclass, field
 
 _MEMORY = 0.7  # what a measurement still counts after the next one
 _DOUBT = 0.8  # how much of a restore's time is still believed after it was decided against
+_TYPICAL_PREFILL, _TYPICAL_RESTORE = 500.0, 1e9  # tokens/s and bytes/s of a laptop, until something was measured
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds for reading a state and for computing what it saves; None where nothing was measured yet.
+
+    Unmeasured rates count in favour of restoring, which then measures them.
+    """
+
+    restore_s: float | None
+    compute_s: float | None
+
+    @property
+    def restoring_wins(self) -> bool:
+        return self.restore_s is None or self.compute_s is None or self.restore_s < self.compute_s
 
 
 @dataclass
@@ -52,15 +68,22 @@ class Rates:
     def prefilled(self, num_tokens: int, seconds: float) -> None:
         self._prefill.add(num_tokens, seconds)
 
-    def restoring_wins(self, num_bytes: int, tokens_saved: int) -> bool:
-        """Whether reading `num_bytes` is predicted to take less time than computing `tokens_saved` tokens.
+    def predict(self, num_bytes: int, tokens_saved: int) -> Prediction:
+        """What reading `num_bytes` and computing `tokens_saved` tokens would take.
 
-        Unmeasured rates count in favour of restoring, which then measures them. Each time that recomputing wins, the
-        measured restores count for less, so that one slow moment of a disk does not decide for ever.
+        Each time that recomputing wins, the measured restores count for less, so that one slow moment of a disk does
+        not decide for ever.
         """
         if not self.restore_bytes_s or not self.prefill_tokens_s:
-            return True
-        wins = num_bytes / self.restore_bytes_s < tokens_saved / self.prefill_tokens_s
-        if not wins:
+            return Prediction(None, None)
+        predicted = Prediction(num_bytes / self.restore_bytes_s, tokens_saved / self.prefill_tokens_s)
+        if not predicted.restoring_wins:
             self._restore.seconds *= _DOUBT
-        return wins
+        return predicted
+
+    def seconds_back(self, num_bytes: int | None, num_tokens: int) -> float:
+        """The least time in which `num_tokens` are there again: read from disk (None: not there), or computed."""
+        compute_s = num_tokens / (self.prefill_tokens_s or _TYPICAL_PREFILL)
+        if num_bytes is None:
+            return compute_s
+        return min(compute_s, num_bytes / (self.restore_bytes_s or _TYPICAL_RESTORE))

@@ -1,7 +1,7 @@
 """The second tier: states of conversations on disk, committed whole, verified when read.
 
-A snapshot is a folder of chunk files, the token ids, and a manifest that is written last. Whatever happens in between,
-what has a manifest is whole and what has none is not there. Nothing here knows what the arrays mean.
+Chunk files are named after their content, so turns and forks of a conversation share them. A manifest, written last,
+makes a snapshot exist: what has one is whole, and what has none is not there. Nothing here knows what the arrays mean.
 """
 
 from __future__ import annotations
@@ -11,54 +11,41 @@ import logging
 import os
 import re
 import secrets
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from zllm_jax.cache import manifest as format_
-from zllm_jax.cache.manifest import CODECS, MANIFEST_FILE, TOKENS, BadManifest, Codec, Manifest
-from zllm_jax.cache.snapshot_chunks import StateArray, check_arrays, part_dirs, read_arrays, write_arrays
-from zllm_jax.cache.snapshot_files import open_files, open_regular
-from zllm_jax.cache.snapshot_reader import SnapshotReader
+from zllm_jax.buffers import RowLayout
+from zllm_jax.cache.manifest import MAX_CHUNK_TOKENS, Manifest
+from zllm_jax.cache.snapshot_files import CHUNKS, Files, open_files
+from zllm_jax.cache.snapshot_layout import MAX_TOKENS, Piece, missing_pieces, shared_pieces
+from zllm_jax.cache.snapshot_ledger import SnapshotInfo
+from zllm_jax.cache.snapshot_reader import ChunkFiles, Filling, SnapshotReader
+from zllm_jax.cache.snapshot_shelf import Shelf, Underway, manifest_path
+from zllm_jax.cache.snapshot_writer import SnapshotWriter, chunk_path
 from zllm_jax.errors import CacheError, CorruptSnapshot, StoreUnavailable
 
-__all__ = ["Snapshot", "SnapshotInfo", "SnapshotStore", "StateArray"]
+__all__ = ["Base", "Filling", "SnapshotInfo", "SnapshotReader", "SnapshotStore", "SnapshotWriter"]
 
 log = logging.getLogger(__name__)
 
-Layout = tuple[DTypeLike, tuple[int | None, ...]]
-_ID = re.compile(r"[0-9a-f]{32}")
+READERS = 4
+Collects = list[str]  # `list` is a method below
 _KEY = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
-class SnapshotInfo:
-    """What the index knows of a snapshot. nbytes: sizes of its files; times: seconds since the epoch."""
+class Base:
+    """The first num_tokens rows of a new state are, bit for bit, those of snapshot `id`."""
 
     id: str
-    namespace: str
     num_tokens: int
-    nbytes: int
-    created_s: float
-    last_used_s: float
-    meta: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A restored state: token ids i32[S] and the arrays by name, bit for bit as saved. bytes_read: from the store."""
-
-    info: SnapshotInfo
-    tokens: NDArray[np.int32]
-    arrays: dict[str, np.ndarray[Any, np.dtype[Any]]]
-    bytes_read: int
 
 
 def namespace_key(namespace: str) -> str:
@@ -79,49 +66,36 @@ def keys_below(root: str | Path) -> list[str]:
 class SnapshotStore:
     """Snapshots of one namespace below `root`.
 
-    root: a folder, or a URL that TensorStore opens as a kvstore (`memory://`, `s3://bucket/path`).
-    namespace: the identity of the states (weights, layout, dtype, tenant), or its key; others are never seen.
-    chunk_tokens: tokens a chunk file of an array with a token axis.
-    max_bytes: quota; the least recently used snapshots make room. codec: of new snapshots; all are read.
-    grace_s: how old an entry without a manifest must be to count as left by a crash rather than being written.
-
+    root: a folder, a URL that TensorStore opens as a kvstore (`memory://`, `s3://bucket/path`), or its `Files`.
+    namespace: the identity of the states (weights, layout, dtype), or its key; others are never seen.
+    chunk_tokens: tokens a chunk file. max_bytes: quota; what is worth its bytes least makes room.
+    grace_s: how old a chunk file that nobody names must be to count as left by a crash rather than being written.
     repair: False changes nothing on disk when opened: what is broken is listed in `broken` (id -> reason) instead.
 
-    The index is rebuilt from the files here and in `refresh`; what is not whole is dropped with a logged reason.
-    Methods may be called from any thread; several processes may share a root.
+    The index is rebuilt from the files here, and follows them in `refresh`; what is not whole is dropped with a logged
+    reason. Methods may be called from any thread; several processes may share a folder (of other kvstores: one writes).
     Raises StoreUnavailable when the root cannot be listed.
     """
 
     def __init__(
         self,
-        root: str | Path,
+        root: str | Path | Files,
         *,
         namespace: str,
-        chunk_tokens: int = 256,
+        chunk_tokens: int = 128,
         max_bytes: int | None = None,
-        codec: Codec = "raw",
         grace_s: float = 3600.0,
         repair: bool = True,
     ) -> None:
-        if chunk_tokens < 1:
-            raise ValueError(f"chunk_tokens is {chunk_tokens}, must be at least 1")
-        if codec not in CODECS:
-            raise ValueError(f"codec is {codec!r}, must be one of {', '.join(CODECS)}")
+        if not 1 <= chunk_tokens <= MAX_CHUNK_TOKENS:
+            raise ValueError(f"chunk_tokens is {chunk_tokens}, must be in [1, {MAX_CHUNK_TOKENS}]")
         self.namespace = namespace
-        self._key = namespace_key(namespace)
-        self._files = open_files(root, self._key)
+        key = namespace_key(namespace)
+        self._files = open_files(root, key) if isinstance(root, str | Path) else root
         self._chunk_tokens = chunk_tokens
         self._max_bytes = max_bytes
-        self._codec: Codec = codec
-        self._grace_s = grace_s
-        self._repair = repair
-        self.broken: dict[str, str] = {}
-        self._lock = threading.Lock()
-        self._index: dict[str, SnapshotInfo] = {}
-        self._writing: set[str] = set()
-        self._refreshing = threading.Lock()
-        self._forgotten: set[str] = set()  # and perhaps still on disk
-        self.refresh()
+        self._shelf = Shelf(self._files, key, max_bytes, grace_s, repair)
+        self._threads = ThreadPoolExecutor(READERS, "snapshot-read")
 
     @property
     def where(self) -> str:
@@ -130,242 +104,236 @@ class SnapshotStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on disk of everything that `list` shows."""
-        with self._lock:
-            return sum(info.nbytes for info in self._index.values())
+        """Bytes of all files that live snapshots name, each once, and of their manifests."""
+        with self._shelf.lock:
+            return self._shelf.ledger.nbytes
+
+    @property
+    def broken(self) -> Mapping[str, str]:
+        """Id -> reason of what is not whole, where `repair` is False."""
+        return self._shelf.broken
 
     def list(self) -> list[SnapshotInfo]:
         """The whole snapshots, least recently used first."""
-        with self._lock:
-            return sorted(self._index.values(), key=lambda info: info.last_used_s)
+        with self._shelf.lock:
+            return sorted(self._shelf.ledger.infos(), key=lambda info: info.last_used_s)
+
+    def own_bytes(self, id: str) -> int:
+        """Bytes that deleting a listed snapshot would free, the rest is shared with others; 0 when it is not listed."""
+        with self._shelf.lock:
+            return self._shelf.ledger.own_bytes(id) if id in self._shelf.ledger else 0
+
+    def changed(self) -> bool:
+        """Whether another process committed or deleted something since the last `refresh`. Cheap."""
+        return self._shelf.changed()
 
     def refresh(self) -> None:
-        """Rebuild the index: see what other processes committed or deleted, drop what is not whole."""
-        with self._refreshing:
-            with self._lock:
-                before = set(self._index)
-            there = self._files.ids()
-            found = {id: info for id in there if (info := self._recover(id)) is not None}
-            with self._lock:
-                saved = {
-                    id: info for id, info in self._index.items() if id not in before
-                }  # meanwhile, by other threads
-                self._index = {id: info for id, info in found.items() if id not in self._forgotten} | saved
-                self._forgotten.intersection_update(there)
+        """See what other processes committed or deleted; what is new and not whole is dropped."""
+        self._shelf.refresh()
 
-    def save(
-        self, tokens: ArrayLike, arrays: Mapping[str, StateArray], *, meta: Mapping[str, Any] | None = None
-    ) -> SnapshotInfo:
-        """Write a state and return once it is on disk, whole.
+    def writer(
+        self,
+        tokens: ArrayLike,
+        layout: RowLayout,
+        *,
+        base: Base | None = None,
+        tenant: str = "",
+        meta: Mapping[str, Any] | None = None,
+    ) -> SnapshotWriter:
+        """Begin to save a state of tokens i32[S]. meta: JSON values, kept with the snapshot.
 
-        tokens: ids i32[S], S >= 1. meta: JSON values, kept with the snapshot.
-        Raises ValueError for what cannot be stored; StoreUnavailable when the store fails: then nothing of it stays.
+        base: a snapshot to share files with; one that is gone or does not fit is done without.
+        Raises ValueError for what cannot be stored; StoreUnavailable when the store fails or the quota is too small.
         """
         ids = _token_array(tokens)
-        check_arrays(arrays, len(ids))
-        self._make_room(ids.nbytes + sum(array.value.nbytes for array in arrays.values()))
-        id = secrets.token_hex(16)
-        with self._lock:
-            self._writing.add(id)
+        draft = Manifest(
+            id=secrets.token_hex(16),
+            namespace=self._shelf.key,
+            tenant=tenant,
+            created_s=time.time(),
+            chunk_tokens=self._chunk_tokens,
+            layout=dict(layout),
+            pieces=(),
+            fixed=(),
+            meta=dict(meta or {}),
+            tokens=ids,
+        )
+        stages = draft.stages
+        manifest_bytes = len(draft.encode())  # a meta that is not JSON fails before anything is written
+        held: Collects = []
         try:
-            manifest, manifest_bytes = self._write(id, {TOKENS: StateArray(ids, None), **arrays}, dict(meta or {}))
+            kept = self._share(draft, base, held)
+            missing = missing_pieces(kept, len(ids), self._chunk_tokens)
+            new_rows = sum(stop - start for start, stop in missing)
+            needed = manifest_bytes + sum(new_rows * stage.row_bytes + stage.fixed_bytes for stage in stages)
+            self._reserve(draft.id, needed, base.id if kept and base is not None else "")
         except BaseException:
-            self._discard(id)
+            self._let_go(draft.id, held)
             raise
-        finally:
-            with self._lock:
-                self._writing.discard(id)
-        info = self._info(manifest, manifest_bytes)
-        with self._lock:
-            self._index[id] = info
-        return info
+        return SnapshotWriter(self._files, self, draft, kept, missing, held)
 
-    def load(self, id: str, *, expect: Mapping[str, Layout] | None = None) -> Snapshot:
-        """Read a snapshot and verify every byte of it.
+    def reader(self, id: str, layout: RowLayout) -> SnapshotReader:
+        """Open a snapshot to read what is wanted of it; leave its `with`, or close it.
 
-        expect: the arrays that must be there, no more and no less: name -> (dtype, shape), None at the token axis.
+        layout: the arrays that must be there, no more and no less.
         Raises CorruptSnapshot when any check fails (`quarantine` it), StoreUnavailable when the store cannot be read.
         """
-        manifest, info = self._open(id, expect)
-        arrays = read_arrays(self._files, manifest)
-        tokens = arrays.pop(TOKENS)
-        return Snapshot(self._used(info), tokens, arrays, info.nbytes)
-
-    @contextmanager
-    def reading(self, id: str, *, expect: Mapping[str, Layout]) -> Iterator[SnapshotReader]:
-        """Read a snapshot group by group, each verified, to where its rows are wanted. Raises as `load` does."""
-        manifest, info = self._open(id, expect)
-        manifest_bytes = info.nbytes - sum(manifest.files().values())
-        with SnapshotReader(self._files, manifest, manifest_bytes) as reader:
-            yield reader
-        self._used(info)
+        manifest, nbytes = self._shelf.open(id)
+        _compare(manifest, layout, f"{self.where}/{manifest_path(id)}")
+        self._files.touch(manifest_path(id))
+        with self._shelf.lock:
+            if (info := self._shelf.ledger.info(id)) is not None:
+                self._shelf.ledger.update(replace(info, last_used_s=time.time()))
+        return SnapshotReader(self._files, manifest, nbytes, self._threads, self._shelf.bad.add)
 
     def tokens(self, id: str) -> NDArray[np.int32]:
-        """The verified token ids i32[S] of a snapshot, without its arrays. Raises as `load` does."""
-        manifest, _ = self._open(id)
-        return read_arrays(self._files, manifest, [manifest.tokens])[TOKENS]
+        """The verified token ids i32[S] of a snapshot. Raises as `reader` does."""
+        return self._shelf.open(id)[0].tokens
 
     def verify(self, id: str) -> None:
-        """Read and check everything. Raises as `load` does."""
-        manifest, _ = self._open(id)
-        read_arrays(self._files, manifest)
+        """Read and check everything. Raises as `reader` does."""
+        manifest, _ = self._shelf.open(id)
+        chunks = ChunkFiles(self._files, manifest.tenant, self._shelf.bad.add)
+        for name, nbytes in manifest.chunks().items():
+            chunks.read(name, nbytes)
 
     def delete(self, id: str) -> None:
-        """Remove a snapshot; removing one that is gone does nothing. Raises StoreUnavailable."""
-        self._check_id(id)
-        self._forget(id)
-        self._files.remove(id)
+        """Remove a snapshot and what nobody else names; one that is gone is no error. Raises StoreUnavailable."""
+        self._shelf.check_id(id)
+        with self._shelf.alone():
+            self._shelf.remove(id)
 
     def quarantine(self, id: str, reason: str) -> None:
-        """Take a snapshot out of service and keep its files (the last few such) with the reason, for a look."""
-        self._check_id(id)
-        self._forget(id)
-        target = self._files.set_aside(id, reason)
-        log.warning("snapshot %s in %s is quarantined (%s): %s", id, self.where, target, reason)
+        """Take a snapshot out of service, and the files of it that were found broken, with all that name them.
+
+        The last few manifests and broken files are kept with the reason, for a look.
+        """
+        self._shelf.check_id(id)
+        with self._shelf.alone():
+            self._shelf.set_aside(id, reason)
+
+    def gc(self) -> int:
+        """Remove chunk files that nobody names, when older than grace_s, and what is over the quota; bytes freed."""
+        with self._shelf.alone():
+            freed = self._shelf.sweep(self._files.list(CHUNKS))
+            before = self.nbytes
+            self._shelf.make_room()
+            return freed + before - self.nbytes
 
     def drop_page_cache(self, id: str) -> bool:
         """Ask the operating system to forget the files' cached pages; False where it cannot be asked."""
-        folder = self._files.local
-        if folder is None or not hasattr(os, "posix_fadvise"):
+        names = self._shelf.open(id)[0].chunks()
+        return [self._files.drop_page_cache(chunk_path(name)) for name in names] == [True] * len(names)
+
+    def close(self) -> None:
+        """End the store's threads; reads under way are finished. Reading is over then."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    # -- what a writer asks for ------------------------------------------------------------------------------------
+
+    def hold(self, name: str, nbytes: int) -> bool:
+        """See `Home`."""
+        with self._shelf.lock:
+            self._shelf.ledger.pin(name)
+            bad = name in self._shelf.bad
+        try:
+            found = self._files.stat(chunk_path(name))
+        except BaseException:
+            with self._shelf.lock:
+                self._shelf.ledger.unpin([name])
+            raise
+        if bad or found is None or found.nbytes not in (None, nbytes):
             return False
-        for name in self._files.sizes(id) or ():
-            with open_regular(folder / id / name) as descriptor:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        self._files.touch(chunk_path(name))
         return True
 
-    def _write(self, id: str, arrays: Mapping[str, StateArray], meta: Mapping[str, Any]) -> tuple[Manifest, int]:
-        manifest = Manifest(
-            id=id,
-            namespace=self._key,
-            created_s=time.time(),
-            codec=self._codec,
-            chunk_tokens=self._chunk_tokens,
-            arrays=(),
-            meta=meta,
-        )
-        manifest.encode()  # a meta that is not JSON fails before anything is written
-        self._files.prepare(id, part_dirs(arrays, self._chunk_tokens))
-        entries = write_arrays(self._files, id, arrays, self._codec, self._chunk_tokens)
-        manifest = replace(manifest, arrays=entries)
-        return manifest, self._files.write(f"{id}/{MANIFEST_FILE}", manifest.encode())
-
-    def _used(self, info: SnapshotInfo) -> SnapshotInfo:
-        self._files.mark_used(info.id)
-        info = replace(info, last_used_s=time.time())
-        with self._lock:
-            if info.id in self._index:
-                self._index[info.id] = info
+    def commit(self, manifest: Manifest, held: Sequence[str]) -> SnapshotInfo:
+        """See `Home`."""
+        chunks, data = manifest.chunks(), manifest.encode()
+        with self._shelf.alone():
+            try:
+                for name, nbytes in chunks.items():
+                    self._shelf.check_chunk(name, nbytes)
+            except CorruptSnapshot as error:
+                raise StoreUnavailable(f"a file to share has gone, write without a base: {error}") from error
+            self._shelf.make_room(manifest.id, chunks, len(data))
+            self._files.write(manifest_path(manifest.id), data).wait()
+            info = self._shelf.admit(manifest, chunks, len(data), manifest.created_s)
+            self._shelf.bad.difference_update(chunks)
+            self._let_go(manifest.id, held)
         return info
 
-    def _open(self, id: str, expect: Mapping[str, Layout] | None = None) -> tuple[Manifest, SnapshotInfo]:
-        """The manifest, checked against the entry's name, the namespace, the files on disk, and what is expected."""
-        self._check_id(id)
-        path = f"{id}/{MANIFEST_FILE}"
-        where = f"{self.where}/{path}"
-        text = self._files.read(path, format_.MAX_MANIFEST_BYTES)
-        try:
-            manifest = format_.parse(text)
-        except BadManifest as error:
-            raise CorruptSnapshot(f"{where}: {error}", path=where) from error
-        if manifest.id != id or manifest.namespace != self._key:
-            raise CorruptSnapshot(f"{where} belongs to another snapshot or namespace", path=where)
-        expected = {**manifest.files(), MANIFEST_FILE: len(text)}
-        found = self._files.sizes(id)
-        if found is not None and found != expected:
-            name = min(name for name, _ in found.items() ^ expected.items())
-            what = f"{name} has {found.get(name, 'no')} bytes, the manifest says {expected.get(name, 'none')}"
-            raise CorruptSnapshot(f"{self.where}/{id}: {what}", path=f"{self.where}/{id}/{name}")
-        if expect is not None:
-            self._compare(manifest, expect)
-        return manifest, self._info(manifest, len(text))
-
-    def _info(self, manifest: Manifest, manifest_bytes: int) -> SnapshotInfo:
-        used_s = self._files.used_s(manifest.id)
-        return SnapshotInfo(
-            id=manifest.id,
-            namespace=self.namespace,
-            num_tokens=manifest.num_tokens,
-            nbytes=manifest_bytes + sum(manifest.files().values()),
-            created_s=manifest.created_s,
-            last_used_s=manifest.created_s if used_s is None else used_s,
-            meta=manifest.meta,
-        )
-
-    def _compare(self, manifest: Manifest, expect: Mapping[str, Layout]) -> None:
-        found = {array.name: (array.dtype, array.layout) for array in manifest.arrays[1:]}
-        wanted = {name: (np.dtype(dtype), tuple(shape)) for name, (dtype, shape) in expect.items()}
-        if found != wanted:
-            name = min(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
-            where = f"{self.where}/{manifest.id}"
-            raise CorruptSnapshot(f"{where}: {name} is {found.get(name)}, {wanted.get(name)} is expected", path=where)
-
-    def _recover(self, id: str) -> SnapshotInfo | None:
-        """The entry's info when it is whole. Leftovers of a crash are removed, broken entries quarantined."""
-        with self._lock:
-            if id in self._writing:
-                return None
-        if not _ID.fullmatch(id):
-            return None
-        try:
-            if self._files.committed(id):
-                return self._open(id)[1]
-            if not self._repair:
-                return None
-            if self._files.age_s(id) <= self._grace_s:
-                log.info("snapshot %s in %s is not committed", id, self.where)
-            elif not self._files.committed(id):  # its writer may have been slow, and has finished just now
-                log.warning("snapshot %s in %s was never committed and is removed", id, self.where)
-                self._files.remove(id)
-        except CorruptSnapshot as error:
-            self._take_out(id, error)
-        except CacheError as error:
-            log.warning("snapshot %s is left out: %s", id, error)
-        return None
-
-    def _take_out(self, id: str, error: CorruptSnapshot) -> None:
-        if isinstance(error.__cause__, BadManifest) and error.__cause__.unknown_version:
-            log.warning("snapshot %s is left alone: %s", id, error)
-        elif not self._repair:
-            self.broken[id] = str(error)
-        else:
-            try:
-                if self._files.committed(id):  # else another process has deleted it meanwhile
-                    self.quarantine(id, str(error))
-            except CacheError as second:
-                log.warning("snapshot %s is left out: %s (%s)", id, error, second)
-
-    def _make_room(self, nbytes: int) -> None:
-        if self._max_bytes is None:
+    def abandon(self, id: str, held: Sequence[str], written: Collection[str]) -> None:
+        """See `Home`."""
+        self._let_go(id, held)
+        if not held:
             return
-        if nbytes > self._max_bytes:
-            raise StoreUnavailable(
-                f"a snapshot of {nbytes} bytes does not fit {self.where} with its quota of {self._max_bytes} bytes"
-            )
-        for info in self.list():
-            if self.nbytes + nbytes <= self._max_bytes:
-                return
-            self.delete(info.id)
-
-    def _discard(self, id: str) -> None:
         try:
-            self._files.remove(id)
-        except StoreUnavailable as error:
-            log.warning("the unfinished snapshot %s stays until the next start: %s", id, error)
+            with self._shelf.alone(passing=id):
+                self._shelf.discard(id, written)
+        except CacheError as error:
+            log.warning("files of the unfinished snapshot %s stay until they are collected: %s", id, error)
 
-    def _forget(self, id: str) -> None:
-        with self._lock:
-            self._index.pop(id, None)
-            self._forgotten.add(id)
+    def _let_go(self, id: str, held: Sequence[str]) -> None:
+        with self._shelf.lock:
+            self._shelf.underway.pop(id, None)
+            self._shelf.ledger.unpin(held)
 
-    def _check_id(self, id: str) -> None:
-        if not _ID.fullmatch(id):
-            raise CorruptSnapshot(f"{id!r} is no snapshot of {self.where}", path=self.where)
+    def _share(self, draft: Manifest, base: Base | None, held: Collects) -> Sequence[Piece]:
+        """The pieces that a new state takes over from its base; the names of their files, pinned, go to `held`."""
+        if base is None:
+            return ()
+        try:
+            old, _ = self._shelf.open(base.id)
+        except CorruptSnapshot as error:
+            log.warning("a snapshot is written without its base: %s", error)
+            return ()
+        if not 0 <= base.num_tokens <= min(len(old.tokens), len(draft.tokens)):
+            raise ValueError(
+                f"base.num_tokens is {base.num_tokens}, of {len(old.tokens)} and {len(draft.tokens)} tokens"
+            )
+        if not np.array_equal(old.tokens[: base.num_tokens], draft.tokens[: base.num_tokens]):
+            raise ValueError(f"the first {base.num_tokens} tokens are not those of snapshot {base.id}")
+        paged = [{n: s for n, s in one.layout.items() if s.token_axis is not None} for one in (old, draft)]
+        if (old.tenant, old.chunk_tokens, paged[0]) != (draft.tenant, draft.chunk_tokens, paged[1]):
+            return ()
+        sizes = old.chunks()
+        alive = []
+        for piece in (piece for piece in old.pieces if piece.start < base.num_tokens):
+            there = True
+            for name in piece.chunks:
+                there &= self.hold(name, sizes[name])
+                held.append(name)
+            if there:
+                alive.append(piece)
+        return shared_pieces(alive, base.num_tokens, len(draft.tokens), self._chunk_tokens)
+
+    def _reserve(self, id: str, needed: int, base: str) -> None:
+        """Make room for the bytes that a snapshot on its way may take, though not by removing its base."""
+        if self._max_bytes is not None and needed > self._max_bytes:
+            raise StoreUnavailable(
+                f"a snapshot of {needed} bytes does not fit {self.where} with its quota of {self._max_bytes} bytes"
+            )
+        with self._shelf.lock:
+            self._shelf.underway[id] = Underway(needed, base)
+            over = self._shelf.over_quota()
+        if over:
+            with self._shelf.alone():
+                self._shelf.make_room()
+
+
+def _compare(manifest: Manifest, layout: RowLayout, where: str) -> None:
+    if manifest.layout != dict(layout):
+        names = manifest.layout.keys() | layout.keys()
+        name = min(name for name in names if manifest.layout.get(name) != layout.get(name))
+        found, wanted = manifest.layout.get(name), layout.get(name)
+        raise CorruptSnapshot(f"{where}: {name} is {found}, {wanted} is expected", path=where)
 
 
 def _token_array(tokens: ArrayLike | Sequence[int]) -> NDArray[np.int32]:
     ids = np.asarray(tokens)
-    if ids.ndim != 1 or not 1 <= len(ids) <= format_.MAX_TOKENS or ids.dtype.kind not in "iu":
-        raise ValueError(f"tokens must be 1 to {format_.MAX_TOKENS} ids, got {ids.dtype}{list(ids.shape)}")
+    if ids.ndim != 1 or not 1 <= len(ids) <= MAX_TOKENS or ids.dtype.kind not in "iu":
+        raise ValueError(f"tokens must be 1 to {MAX_TOKENS} ids, got {ids.dtype}{list(ids.shape)}")
     if ids.dtype != np.int32 and (int(ids.min()) < 0 or int(ids.max()) > np.iinfo(np.int32).max):
         raise ValueError("tokens must be ids in [0, 2**31 - 1]")
-    return np.ascontiguousarray(ids, dtype="<i4")
+    return np.array(ids, np.int32)

@@ -1,31 +1,38 @@
 """Where snapshots lie: a folder, or any other key-value store that TensorStore opens, behind the same few verbs.
 
-Paths are `<id>/<file>` or `<id>/<part>/<file>`, below one namespace. Writes are atomic and, in a folder, on disk when
-they return: TensorStore writes beside the target, fsyncs, renames, and fsyncs the directory of the file. It does not
-fsync the parents of directories; `prepare` and `settle` do.
+Paths are `manifests/<id>` and `chunks/<name>`, below one namespace. Writes are atomic and, in a folder, on disk when
+they are said to be done: TensorStore writes beside the target, fsyncs, renames, and fsyncs the file's directory. It
+does not fsync the parents of directories that it makes, so `write` makes them.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
+import numpy as np
 import tensorstore as ts
+from numpy.typing import NDArray
 
-from zllm_jax.cache.manifest import MANIFEST_FILE
 from zllm_jax.errors import CacheError, CorruptSnapshot, StoreUnavailable
 
-QUARANTINE = "quarantine"
+MANIFESTS, CHUNKS = "manifests", "chunks"
+QUARANTINE, LOCK = "quarantine", "lock"
 MAX_QUARANTINED = 8
+LOCK_WAIT_S = 20.0
+LISTING_S = 1.0  # how long a listing of another store than a folder is believed
+IOV_MAX = 1024
 
 _OS_CODE = re.compile(r"os_error_code='(\d+)'")
 _BROKEN = ("DATA_LOSS", "NOT_FOUND", "INVALID_ARGUMENT", "OUT_OF_RANGE", "FAILED_PRECONDITION")  # without an OS code
@@ -41,54 +48,65 @@ _ADVICE = {
     errno.EEXIST: "a part of the path is a file: choose another store",
 }
 
+Blocks = list[NDArray[np.uint8]]
+"""C-contiguous memory, filled one after the other."""
+
+
+@dataclass(frozen=True)
+class Stat:
+    """Size (-1: not a regular file) and time of a file; None where the store cannot tell."""
+
+    nbytes: int | None
+    changed_s: float | None
+
+
+class Writing(Protocol):
+    """A write under way."""
+
+    def wait(self) -> None:
+        """Return when it is durable. Raises StoreUnavailable."""
+
 
 class Files(Protocol):
-    """The verbs that a store of snapshots needs."""
+    """The verbs that a store of snapshots needs. All raise StoreUnavailable; those that read, CorruptSnapshot too."""
 
     where: str
-    local: Path | None
 
-    def spec(self, path: str) -> dict[str, Any]:
-        """The kvstore spec of a folder, for TensorStore drivers."""
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Keep other processes out of here meanwhile, where the store can; not other threads, nor twice in one."""
 
-    def ids(self) -> list[str]:
-        """Every entry, whole or not."""
+    def announce(self) -> None:
+        """Say, while others are out, that manifests were written or deleted: `changes` becomes another value."""
 
-    def sizes(self, id: str) -> dict[str, int] | None:
-        """File below the entry -> bytes on disk; None where the store cannot tell."""
+    def changes(self) -> object:
+        """A value that differs from what it was before any process announced something. Cheap."""
 
-    def size(self, path: str) -> int:
-        """Bytes of one file."""
+    def list(self, folder: str) -> dict[str, Stat]:
+        """The files of a folder, by name."""
+
+    def stat(self, path: str) -> Stat | None:
+        """None for a file that is not there."""
 
     def read(self, path: str, max_bytes: int) -> bytes:
-        """One small file. Raises CorruptSnapshot when missing, larger, or not a file."""
+        """A small file. Raises CorruptSnapshot when it is missing, larger, or not a file."""
 
-    def prepare(self, id: str, parts: list[str]) -> None:
-        """Make the folders of a new entry."""
+    def read_into(self, path: str, blocks: Blocks) -> None:
+        """A file of exactly the blocks' size. Raises CorruptSnapshot when it is missing or has another one."""
 
-    def settle(self, id: str) -> None:
-        """Return when the entry's folders are on disk."""
+    def write(self, path: str, data: bytes | bytearray) -> Writing:
+        """Begin to write or replace a file; `data` is free for something else on return."""
 
-    def write(self, path: str, data: bytes) -> int:
-        """Write one small file atomically; the number of bytes written."""
+    def delete(self, path: str) -> None:
+        """Deleting what is not there does nothing."""
 
-    def remove(self, id: str) -> None:
-        """Delete the entry, its manifest first."""
+    def touch(self, path: str) -> None:
+        """Remember that the file was used now, where the store can."""
 
-    def set_aside(self, id: str, reason: str) -> str:
-        """Take the entry out of service, keep it for a look where that is possible; says where it went."""
+    def set_aside(self, paths: Sequence[str], label: str, reason: str) -> str:
+        """Take files out of service, keep them for a look where that is possible; says where they went."""
 
-    def committed(self, id: str) -> bool:
-        """Whether the entry has a manifest."""
-
-    def age_s(self, id: str) -> float:
-        """Seconds since the entry was last written to (0 where the store cannot tell)."""
-
-    def used_s(self, id: str) -> float | None:
-        """When the entry was last used, as far as the store remembers."""
-
-    def mark_used(self, id: str) -> None:
-        """Remember that the entry was used now."""
+    def drop_page_cache(self, path: str) -> bool:
+        """Ask the operating system to forget the file's cached pages; False where it cannot be asked."""
 
 
 def open_files(root: str | Path, namespace: str) -> Files:
@@ -141,33 +159,78 @@ def _first_line(error: Exception) -> str:
     return str(error).split(" [", 1)[0].split("\n", 1)[0][:300] or type(error).__name__
 
 
+@dataclass(frozen=True)
+class _TensorStoreWriting:
+    future: Any
+    where: str
+
+    def wait(self) -> None:
+        with store_errors("write", self.where):
+            self.future.result()
+
+
 class LocalFiles:
-    """A folder `root` with one folder an entry, and `root/quarantine`."""
+    """A folder `root`, with the folders of the paths, `lock`, whose time is the count of changes, and `quarantine`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.local: Path | None = root
         self.where = str(root)
 
-    def spec(self, path: str) -> dict[str, Any]:
-        return {"driver": "file", "path": f"{self.root}/{path}/"}
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        with store_errors("lock", self.where):
+            _make_durable(self.root)
+            descriptor = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            self._lock(descriptor)
+            yield
+        finally:
+            os.close(descriptor)
 
-    def ids(self) -> list[str]:
-        with store_errors("list", self.where):
+    def _lock(self, descriptor: int) -> None:
+        until, pause_s = time.monotonic() + LOCK_WAIT_S, 0.001
+        while True:
+            with store_errors("lock", f"{self.root}/{LOCK}"), suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            if time.monotonic() > until:
+                raise StoreUnavailable(
+                    f"{self.root}/{LOCK} is held by another process for {LOCK_WAIT_S:.0f} s: end it, or wait"
+                )
+            time.sleep(pause_s)  # a lock of another process can only be waited for with no limit, or asked for again
+            pause_s = min(2 * pause_s, 0.05)
+
+    def announce(self) -> None:
+        with store_errors("write", f"{self.root}/{LOCK}"):
+            path = self.root / LOCK
+            now = max(time.time_ns(), path.stat().st_mtime_ns + 1)
+            os.utime(path, ns=(now, now))
+
+    def changes(self) -> object:
+        with store_errors("read", f"{self.root}/{LOCK}"):
             try:
-                return sorted(entry.name for entry in os.scandir(self.root) if entry.name != QUARANTINE)
+                return os.stat(self.root / LOCK).st_mtime_ns
             except FileNotFoundError:
-                return []
+                return None
 
-    def sizes(self, id: str) -> dict[str, int] | None:
-        found: dict[str, int] = {}
-        with store_errors("list", f"{self.root}/{id}", reading=True):
-            _scan(self.root / id, "", found)
+    def list(self, folder: str) -> dict[str, Stat]:
+        found = {}
+        with store_errors("list", f"{self.root}/{folder}"):
+            try:
+                with os.scandir(self.root / folder) as entries:
+                    for entry in entries:
+                        with suppress(FileNotFoundError):  # a file under way is renamed
+                            found[entry.name] = _stat(entry.stat(follow_symlinks=False))
+            except FileNotFoundError:
+                pass
         return found
 
-    def size(self, path: str) -> int:
+    def stat(self, path: str) -> Stat | None:
         with store_errors("read", f"{self.root}/{path}"):
-            return os.lstat(self.root / path).st_size
+            try:
+                return _stat(os.lstat(self.root / path))
+            except FileNotFoundError:
+                return None
 
     def read(self, path: str, max_bytes: int) -> bytes:
         where = f"{self.root}/{path}"
@@ -177,96 +240,92 @@ class LocalFiles:
                 raise CorruptSnapshot(f"{where} has {size} bytes, at most {max_bytes} are right", path=where)
             return os.pread(descriptor, size, 0)
 
-    def prepare(self, id: str, parts: list[str]) -> None:
-        with store_errors("write below", self.where):
-            _make_durable(self.root)
-            os.mkdir(self.root / id)
-            for part in parts:
-                os.mkdir(self.root / id / part)
+    def read_into(self, path: str, blocks: Blocks) -> None:
+        where, nbytes = f"{self.root}/{path}", sum(block.nbytes for block in blocks)
+        with store_errors("read", where, reading=True), open_regular(where) as descriptor:
+            size, done = os.fstat(descriptor).st_size, 0
+            if size == nbytes:
+                for first in range(0, len(blocks), IOV_MAX):
+                    done += os.preadv(descriptor, [block.data for block in blocks[first : first + IOV_MAX]], done)
+            if done != nbytes:
+                raise CorruptSnapshot(f"{where} has {size} bytes, {done} were read of {nbytes}", path=where)
 
-    def settle(self, id: str) -> None:
-        with store_errors("write below", self.where):
-            _fsync(self.root / id)
-            _fsync(self.root)
-
-    def write(self, path: str, data: bytes) -> int:
+    def write(self, path: str, data: bytes | bytearray) -> Writing:
+        folder, _, name = path.rpartition("/")
         with store_errors("write", f"{self.root}/{path}"):
-            kvstore = ts.KvStore.open(self.spec(os.path.dirname(path)), context=context()).result()
-            kvstore.write(os.path.basename(path), data).result()
-        return len(data)
+            if not os.path.isdir(self.root / folder):
+                _make_durable(self.root / folder)
+            return _TensorStoreWriting(self._kvstore(folder).write(name, cast(bytes, data)), f"{self.root}/{path}")
 
-    def remove(self, id: str) -> None:
-        folder = self.root / id
-        with store_errors("delete", str(folder)):
-            try:
-                (folder / MANIFEST_FILE).unlink(missing_ok=True)
-                shutil.rmtree(folder)
-            except FileNotFoundError:
-                return  # another process was faster
-            except NotADirectoryError:
-                if folder.is_file():
-                    folder.unlink()
+    def _kvstore(self, folder: str) -> ts.KvStore:
+        spec = {"driver": "file", "path": f"{self.root}/{folder}/"}
+        return ts.KvStore.open(spec, context=context()).result()
 
-    def set_aside(self, id: str, reason: str) -> str:
+    def delete(self, path: str) -> None:
+        with store_errors("delete", f"{self.root}/{path}"):
+            (self.root / path).unlink(missing_ok=True)
+
+    def touch(self, path: str) -> None:
+        with suppress(OSError):  # a store that can only be read still serves
+            os.utime(self.root / path)
+
+    def set_aside(self, paths: Sequence[str], label: str, reason: str) -> str:
         quarantine = self.root / QUARANTINE
-        target = quarantine / f"{id}-{time.time_ns():x}"
-        with store_errors("quarantine", f"{self.root}/{id}"):
-            quarantine.mkdir(parents=True, exist_ok=True)
-            try:
-                os.rename(self.root / id, target)
-            except FileNotFoundError:
+        target = quarantine / f"{time.time_ns():020}-{label}"
+        with store_errors("quarantine", self.where):
+            target.mkdir(parents=True)
+            (target / "reason").write_text(reason + "\n", encoding="utf-8")
+            moved = 0
+            for path in paths:
+                with suppress(FileNotFoundError):
+                    os.rename(self.root / path, target / path.replace("/", "-"))
+                    moved += 1
+            if not moved:
+                shutil.rmtree(target)
                 return "already gone"
-            Path(f"{target}.reason").write_text(reason + "\n", encoding="utf-8")
-            for old in sorted(quarantine.glob("*.reason"), key=lambda path: path.stat().st_mtime)[:-MAX_QUARANTINED]:
-                shutil.rmtree(old.with_suffix(""), ignore_errors=True)
-                old.unlink(missing_ok=True)
+            for old in sorted(quarantine.iterdir())[:-MAX_QUARANTINED]:
+                shutil.rmtree(old, ignore_errors=True)
         return str(target)
 
-    def committed(self, id: str) -> bool:
-        return os.path.lexists(self.root / id / MANIFEST_FILE)
-
-    def age_s(self, id: str) -> float:
-        newest = 0.0
-        for folder, _, names in os.walk(self.root / id):
-            for name in (".", *names):
-                with suppress(OSError):  # a file under way is renamed
-                    newest = max(newest, os.lstat(os.path.join(folder, name)).st_mtime)
-        return time.time() - newest if newest else 0.0
-
-    def used_s(self, id: str) -> float | None:
-        try:
-            return os.lstat(self.root / id / MANIFEST_FILE).st_mtime
-        except OSError:
-            return None
-
-    def mark_used(self, id: str) -> None:
-        with suppress(OSError):  # a store that can only be read still serves
-            os.utime(self.root / id / MANIFEST_FILE)
+    def drop_page_cache(self, path: str) -> bool:
+        if not hasattr(os, "posix_fadvise"):
+            return False
+        with store_errors("read", f"{self.root}/{path}", reading=True), open_regular(self.root / path) as descriptor:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        return True
 
 
 class KeyValueFiles:
-    """Any other kvstore. It is trusted to be durable; it cannot tell sizes or ages, nor keep a quarantine."""
+    """Any other kvstore, with one writing process. It is trusted to be durable; it knows no sizes, times or locks."""
 
     def __init__(self, url: str, namespace: str) -> None:
-        self.local: Path | None = None
         self.where = f"{url}{'' if url.endswith('/') else '/'}{namespace}"
+        self._listing: tuple[float, object] = (-LISTING_S, None)
         with store_errors("open", self.where):
             self._kvstore = ts.KvStore.open(f"{self.where}/", context=context()).result()
 
-    def spec(self, path: str) -> dict[str, Any]:
-        spec: Mapping[str, Any] = self._kvstore.spec().to_json()
-        return {**spec, "path": f"{spec['path']}{path}/"}
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        yield
 
-    def ids(self) -> list[str]:
-        with store_errors("list", self.where):
-            return sorted({key.decode(errors="replace").split("/", 1)[0] for key in self._kvstore.list().result()})
+    def announce(self) -> None:
+        self._listing = (-LISTING_S, None)
 
-    def sizes(self, id: str) -> dict[str, int] | None:
-        return None
+    def changes(self) -> object:
+        if time.monotonic() - self._listing[0] >= LISTING_S:
+            self._listing = (time.monotonic(), frozenset(self.list(MANIFESTS)))
+        return self._listing[1]
 
-    def size(self, path: str) -> int:
+    def list(self, folder: str) -> dict[str, Stat]:
+        with store_errors("list", f"{self.where}/{folder}"):
+            within = ts.KvStore.KeyRange(f"{folder}/", f"{folder}0")  # '0' follows '/'
+            keys = self._kvstore.list(within, strip_prefix_length=len(folder) + 1).result()
+        return {key.decode(errors="replace"): Stat(None, None) for key in keys}
+
+    def stat(self, path: str) -> Stat | None:
         with store_errors("read", f"{self.where}/{path}"):
-            return len(self._kvstore[path])
+            keys = self._kvstore.list(ts.KvStore.KeyRange(path, path + "\0")).result()
+        return Stat(None, None) if keys else None
 
     def read(self, path: str, max_bytes: int) -> bytes:
         where = f"{self.where}/{path}"
@@ -274,40 +333,36 @@ class KeyValueFiles:
             found = self._kvstore.read(path).result()
         if found.state != "value" or len(found.value) > max_bytes:
             raise CorruptSnapshot(f"{where} is missing or larger than {max_bytes} bytes", path=where)
-        return found.value
+        return bytes(found.value)
 
-    def prepare(self, id: str, parts: list[str]) -> None:
-        pass
+    def read_into(self, path: str, blocks: Blocks) -> None:
+        nbytes, done = sum(block.nbytes for block in blocks), 0
+        data = np.frombuffer(self.read(path, nbytes), np.uint8)
+        if len(data) != nbytes:
+            where = f"{self.where}/{path}"
+            raise CorruptSnapshot(f"{where} has {len(data)} bytes, {nbytes} are right", path=where)
+        for block in blocks:
+            block.reshape(-1)[...] = data[done : done + block.nbytes]
+            done += block.nbytes
 
-    def settle(self, id: str) -> None:
-        pass
-
-    def write(self, path: str, data: bytes) -> int:
+    def write(self, path: str, data: bytes | bytearray) -> Writing:
         with store_errors("write", f"{self.where}/{path}"):
-            self._kvstore.write(path, data).result()
-        return len(data)
+            return _TensorStoreWriting(self._kvstore.write(path, cast(bytes, data)), f"{self.where}/{path}")
 
-    def remove(self, id: str) -> None:
-        with store_errors("delete", f"{self.where}/{id}"):
-            self._kvstore.write(f"{id}/{MANIFEST_FILE}", None).result()
-            self._kvstore.delete_range(ts.KvStore.KeyRange(f"{id}/", f"{id}0")).result()  # '0' follows '/'
+    def delete(self, path: str) -> None:
+        with store_errors("delete", f"{self.where}/{path}"):
+            self._kvstore.write(path, None).result()
 
-    def set_aside(self, id: str, reason: str) -> str:
-        self.remove(id)
+    def touch(self, path: str) -> None:
+        pass
+
+    def set_aside(self, paths: Sequence[str], label: str, reason: str) -> str:
+        for path in paths:
+            self.delete(path)
         return "deleted"
 
-    def committed(self, id: str) -> bool:
-        with store_errors("read", f"{self.where}/{id}"):
-            return self._kvstore.read(f"{id}/{MANIFEST_FILE}").result().state == "value"
-
-    def age_s(self, id: str) -> float:
-        return 0.0
-
-    def used_s(self, id: str) -> float | None:
-        return None
-
-    def mark_used(self, id: str) -> None:
-        pass
+    def drop_page_cache(self, path: str) -> bool:
+        return False
 
 
 @contextmanager
@@ -322,15 +377,8 @@ def open_regular(path: str | Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _scan(folder: Path, prefix: str, found: dict[str, int]) -> None:
-    """Sizes of the files at most two levels deep; whatever else is there counts as a file that should not be."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False) and not prefix:
-                _scan(folder / entry.name, f"{entry.name}/", found)
-            else:
-                regular = entry.is_file(follow_symlinks=False)
-                found[prefix + entry.name] = entry.stat(follow_symlinks=False).st_size if regular else -1
+def _stat(found: os.stat_result) -> Stat:
+    return Stat(found.st_size if stat.S_ISREG(found.st_mode) else -1, found.st_mtime)
 
 
 def _make_durable(folder: Path) -> None:

@@ -1,83 +1,174 @@
-"""A snapshot on its way to the device: groups of tokens are read and verified while the one before is copied."""
+"""A snapshot on its way back: the store's threads read chunk files straight to where the rows belong, and verify."""
 
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zllm_jax.buffers import HostRows
-from zllm_jax.cache.manifest import TOKENS, ArrayEntry, Manifest
-from zllm_jax.cache.snapshot_chunks import READERS, chunk_jobs, read_arrays, read_chunk, readable_in_place
-from zllm_jax.cache.snapshot_files import Files, store_errors
+from zllm_jax.cache.manifest import Manifest
+from zllm_jax.cache.snapshot_files import Blocks, Files, store_errors
+from zllm_jax.cache.snapshot_layout import Array, Piece, Stage, as_rows, rows_of
+from zllm_jax.cache.snapshot_writer import chunk_name, chunk_path, tenant_prefix
+from zllm_jax.errors import CorruptSnapshot, StoreUnavailable
+
+Broken = Callable[[str], None]
+"""Told the name of each chunk file that is not what it should be."""
+
+
+@dataclass(frozen=True)
+class Filling:
+    """Rows under way."""
+
+    _reads: Sequence[Future[None]]
+
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        return all(read.done() for read in self._reads)
+
+    def wait(self) -> None:
+        """Return when the rows are there and verified. Raises CorruptSnapshot, StoreUnavailable: then they are not."""
+        concurrent.futures.wait(self._reads)
+        for read in self._reads:
+            if read.cancelled():
+                raise StoreUnavailable("the reader was closed before its reads were done")
+            read.result()
+
+
+class ChunkFiles:
+    """Reads chunk files of one tenant, each verified, and reports those that are broken."""
+
+    def __init__(self, files: Files, tenant: str, broken: Broken) -> None:
+        self._files, self._broken = files, broken
+        self._prefix = tenant_prefix(tenant)
+
+    def read_into(self, name: str, blocks: Blocks) -> None:
+        """Fill C-contiguous blocks with a file of exactly their size."""
+        where = f"{self._files.where}/{chunk_path(name)}"
+        try:
+            self._files.read_into(chunk_path(name), blocks)
+            if chunk_name(self._prefix, blocks) != name:
+                raise CorruptSnapshot(f"{where}: the checksum does not match its name", path=where)
+        except CorruptSnapshot:
+            self._broken(name)
+            raise
+
+    def read(self, name: str, nbytes: int) -> NDArray[np.uint8]:
+        """The bytes of a file; room is made only for what is there."""
+        found = self._files.stat(chunk_path(name))
+        if found is None or found.nbytes not in (None, nbytes):
+            self._broken(name)
+            where = f"{self._files.where}/{chunk_path(name)}"
+            there = "is missing" if found is None else f"has {found.nbytes} bytes"
+            raise CorruptSnapshot(f"{where} {there}, it should have {nbytes} bytes", path=where)
+        with store_errors("read", self._files.where):
+            buffer = np.empty(nbytes, np.uint8)
+        self.read_into(name, [buffer])
+        return buffer
 
 
 class SnapshotReader:
-    """The rows of one snapshot whose manifest and file sizes were checked (a `RowSource`). Leave it to end its threads.
+    """The rows of one snapshot, asked for by stage. From `SnapshotStore.reader`; for one thread.
 
-    Files are read straight into the room that is given, where they lie in a folder, are not compressed, and the groups
-    asked for hold whole chunks; otherwise the arrays are read at once and copied from.
-    `fill`'s waits and `fixed` raise CorruptSnapshot or StoreUnavailable: what was filled is then worth nothing.
     bytes_read: of the manifest, and of the files that were asked for so far.
     """
 
-    def __init__(self, files: Files, manifest: Manifest, manifest_bytes: int) -> None:
-        self._files, self._manifest = files, manifest
-        self._entries = {entry.name: entry for entry in manifest.arrays}
-        self._in_place = readable_in_place(files, manifest)
-        self._threads = ThreadPoolExecutor(READERS, "snapshot-read")
-        self._whole: HostRows | None = None
+    def __init__(
+        self, files: Files, manifest: Manifest, manifest_bytes: int, threads: ThreadPoolExecutor, broken: Broken
+    ) -> None:
+        self._manifest, self._threads, self._where = manifest, threads, files.where
+        self._stages = manifest.stages
+        self._column: dict[int, int] = {}  # stage -> place of its file among those of a piece
+        for index, stage in enumerate(self._stages):
+            if stage.paged:
+                self._column[index] = len(self._column)
+        self._chunks = ChunkFiles(files, manifest.tenant, broken)
+        self._reads: list[Future[None]] = []
+        self._closed = False
         self.bytes_read = manifest_bytes
 
-    def __enter__(self) -> SnapshotReader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self.close()
 
+    @property
     def tokens(self) -> NDArray[np.int32]:
         """The verified token ids i32[S]."""
-        return self._read(self._manifest.tokens)[TOKENS]
+        return self._manifest.tokens
 
-    def fixed(self) -> Mapping[str, NDArray[Any]]:
-        return self._read(*(entry for entry in self._manifest.arrays[1:] if entry.token_axis is None))
+    def fill(self, stage: int, start: int, stop: int, room: Mapping[str, Array]) -> Filling:
+        """Begin to read the token rows [start, stop) of a stage into the first rows of `room`.
 
-    def fill(self, start: int, room: Mapping[str, NDArray[Any]]) -> Callable[[], None]:
-        if self._whole is not None or not all(self._holds_whole_chunks(name, start, room[name]) for name in room):
-            return self._from_whole(start, room)
-        jobs = [
-            job for name, part in room.items() for job in chunk_jobs(self._manifest, self._entries[name], part, start)
-        ]
-        self.bytes_read += sum(job.chunk.nbytes for job in jobs)
-        with store_errors("read", self._files.where):
-            reads = [self._threads.submit(read_chunk, self._files, job) for job in jobs]
+        start: a multiple of the store's chunk_tokens. room: each token array of the stage, C-contiguous, at least
+        stop - start long along its token axis. Raises ValueError for anything else, StoreUnavailable when closed.
+        """
+        if self._closed:
+            raise StoreUnavailable("the reader is closed")
+        if start % self._manifest.chunk_tokens or not 0 <= start < stop <= len(self.tokens):
+            raise ValueError(
+                f"rows [{start}, {stop}) of {len(self.tokens)}: start must be a multiple of "
+                f"{self._manifest.chunk_tokens} and below stop"
+            )
+        arrays = self._stages[stage]
+        _check_room(arrays, room, stop - start)
+        pieces = [piece for piece in self._manifest.pieces if start <= piece.start < stop and arrays.paged]
+        self.bytes_read += sum(piece.rows * arrays.row_bytes for piece in pieces)
+        column = self._column.get(stage, 0)
+        self._reads = [read for read in self._reads if not read.done()]
+        reads = []
+        for piece in pieces:
+            with store_errors("read", self._where):
+                reads.append(self._threads.submit(self._read, arrays, column, piece, start, stop, room))
+            self._reads.append(reads[-1])
+        return Filling(reads)
 
-        def wait() -> None:
-            concurrent.futures.wait(reads)
-            for read in reads:
-                read.result()
+    def fixed(self, stage: int) -> dict[str, Array]:
+        """The fixed arrays of a stage, read and verified ({} without). Raises CorruptSnapshot, StoreUnavailable."""
+        name, arrays = self._manifest.fixed[stage], self._stages[stage]
+        if name is None:
+            return {}
+        self.bytes_read += arrays.fixed_bytes
+        return arrays.fixed_parts(self._chunks.read(name, arrays.fixed_bytes))
 
-        return wait
+    def close(self) -> None:
+        """Return when no read is under way any more: the room may be used for something else."""
+        self._closed = True
+        for read in self._reads:
+            read.cancel()
+        concurrent.futures.wait(self._reads)
+        self._reads = []
 
-    def _holds_whole_chunks(self, name: str, start: int, part: NDArray[Any]) -> bool:
-        entry = self._entries[name]
-        assert entry.token_axis is not None
-        grid, room = entry.grid(self._manifest.chunk_tokens), part.shape[entry.token_axis]
-        size = grid.chunk_rows
-        whole = start % size == 0 and (room % size == 0 or start + room >= grid.rows)
-        return self._in_place and part.flags.c_contiguous and whole
+    def _read(self, stage: Stage, column: int, piece: Piece, start: int, stop: int, room: Mapping[str, Array]) -> None:
+        """Read the file of a piece straight into the room, or, where not all its rows belong there, aside."""
+        name, end = piece.chunks[column], min(piece.stop, stop)
+        if end - piece.start == piece.rows:
+            blocks: list[NDArray[np.uint8]] = []
+            for array, spec in stage.paged:
+                rows = as_rows(room[array], spec)[:, piece.start - start : end - start]
+                blocks += [rows.reshape(-1)] if rows.flags.c_contiguous else list(rows)
+            self._chunks.read_into(name, blocks)
+            return
+        parts = stage.parts(self._chunks.read(name, piece.rows * stage.row_bytes), piece.rows)
+        for array, spec in stage.paged:
+            here = rows_of(parts[array], spec, 0, end - piece.start)
+            rows_of(room[array], spec, piece.start - start, end - start)[...] = here
 
-    def _from_whole(self, start: int, room: Mapping[str, NDArray[Any]]) -> Callable[[], None]:
-        if self._whole is None:
-            paged = [entry for entry in self._manifest.arrays[1:] if entry.token_axis is not None]
-            self._whole = HostRows(self._read(*paged), {entry.name: entry.token_axis for entry in paged})
-        return self._whole.fill(start, room)
 
-    def _read(self, *entries: ArrayEntry) -> dict[str, NDArray[Any]]:
-        self.bytes_read += sum(chunk.nbytes for entry in entries for chunk in entry.chunks)
-        return read_arrays(self._files, self._manifest, entries)
+def _check_room(stage: Stage, room: Mapping[str, Array], count: int) -> None:
+    if room.keys() != {name for name, _ in stage.paged}:
+        raise ValueError(f"token arrays are {[name for name, _ in stage.paged]}, got {sorted(room)}")
+    for name, spec in stage.paged:
+        array = room[name]
+        fits = len(array.shape) == len(spec.shape) and all(
+            have >= count if size is None else have == size for have, size in zip(array.shape, spec.shape, strict=True)
+        )
+        if array.dtype != spec.dtype or not fits or not array.flags.c_contiguous:
+            raise ValueError(f"{name} is {array.dtype}{array.shape}, must be {spec.dtype}{spec.shape} and contiguous")

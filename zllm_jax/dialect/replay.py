@@ -68,9 +68,7 @@ class Replay:
         *_, key = keys(messages, tools, tenant)
         self._keep(Turn(key, ids, len(prompt), content, rest, calls_of({"tool_calls": list(calls)})))
 
-    def prompt(
-        self, messages: Sequence[Message], *, tools: Sequence[Any] = (), tenant: str = ""
-    ) -> list[int] | None:
+    def prompt(self, messages: Sequence[Message], *, tools: Sequence[Any] = (), tenant: str = "") -> list[int] | None:
         """The ids of a prompt whose last remembered assistant turn is replayed; None where there is none.
 
         What follows the turn is the template's rendering of it, found by rendering with a sentinel in the turn's place.
@@ -139,29 +137,26 @@ class Replay:
             id(turn): (
                 bool(answered & {call[0] for call in turn.calls}),
                 turn.content == echoed,
-                turn.common(self._tokenizer, echoed)[0],
+                turn.shared(self._tokenizer, echoed)[0],
             )
             for turn in turns
         }
         return sorted(reversed(turns), key=lambda turn: fit[id(turn)], reverse=True)
 
-    def _continued(
-        self, turn: Turn, messages: Sequence[Message], place: int, tools: Sequence[Any]
-    ) -> list[int] | None:
+    def _continued(self, turn: Turn, messages: Sequence[Message], place: int, tools: Sequence[Any]) -> list[int] | None:
         message = messages[place]
         echoed = content_text(message)
         assert echoed is not None
-        same_calls = _same_calls(turn.calls, messages, place)
-        num_ids, rest = turn.common(self._tokenizer, echoed)
-        if turn.calls and not same_calls:  # the ids hold the calls as they were: those of the text before them only
-            ends = token_ends(self._tokenizer, turn.ids[turn.num_prompt :].tolist())
-            num_ids = min(num_ids, ends.whole(len(turn.content)))
-            rest = rest or echoed[ends.at[num_ids - 1] if num_ids else 0 :]
-        if num_ids == 0 and echoed:
-            return None
-        kept = {name: value for name, value in message.items() if same_calls and name in ("role", "name")}
-        tail = self._tail(messages, place, {**(kept or message), "content": self._in_shape(message)}, tools)
-        if tail is None:
+        if echoed == turn.content and _same_calls(turn.calls, messages, place):
+            num_ids, rest = len(turn.ids) - turn.num_prompt, turn.rest
+            kept = {name: message[name] for name in ("role", "name") if name in message}  # the ids hold all the others
+        else:
+            num_ids, rest = turn.shared(self._tokenizer, echoed)
+            kept = dict(message)
+            if num_ids == 0:
+                return None
+        tail = self._tail(messages, place, {**kept, "content": self._in_shape(message)}, tools)
+        if tail is None or not all(name in tail for _, name, _ in calls_of(kept)):
             return None
         ids = self._encode(rest + tail)
         return None if ids is None else [*turn.ids[: turn.num_prompt + num_ids].tolist(), *ids]
@@ -262,7 +257,11 @@ def _turn(tokens: np.ndarray, entry: Mapping[str, Any]) -> Turn:
         raise TypeError("prompt and tokens must be integers, missing a list")
     if not all(isinstance(text, str) for text in (key, content, rest)):
         raise TypeError("key, content and rest must be texts")
-    if len(missing) > _MAX_MISSING or not 0 < num_prompt <= num_tokens == min(num_tokens, len(tokens)) + len(missing):
+    if (
+        min(missing, default=0) < 0
+        or len(missing) > _MAX_MISSING
+        or not 0 < num_prompt <= num_tokens == min(num_tokens, len(tokens)) + len(missing)
+    ):
         raise ValueError(f"{num_prompt} of {num_tokens} tokens, {len(missing)} missing, in a state of {len(tokens)}")
     ids = tokens[:num_tokens]
     if missing:

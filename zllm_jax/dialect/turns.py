@@ -39,10 +39,8 @@ class Turn:
     def nbytes(self) -> int:
         return self.ids.nbytes + 2 * len(self.content) + _TURN_BYTES
 
-    def common(self, tokenizer: Tokenizer, echoed: str) -> tuple[int, str]:
-        """How far `echoed` agrees with the content: (sampled ids that it certainly contains, the text after them)."""
-        if echoed == self.content:
-            return len(self.ids) - self.num_prompt, self.rest
+    def shared(self, tokenizer: Tokenizer, echoed: str) -> tuple[int, str]:
+        """What a changed echo of the content still shares: (the first so many sampled ids, the text after them)."""
         ends = token_ends(tokenizer, self.ids[self.num_prompt :].tolist())
         text = ends.text + self.rest
         start = text.find(self.content)
@@ -56,7 +54,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class TokenEnds:
-    """The text of some ids, and where in it each ends; -1 for one that ends inside a character."""
+    """The text of some ids, and where in it each ends: -1 for one that ends inside a character."""
 
     text: str
     at: tuple[int, ...]

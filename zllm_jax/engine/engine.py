@@ -7,15 +7,16 @@ import itertools
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from zllm_jax.cache import PrefixCache
 from zllm_jax.config import EngineConfig, ModelConfig
-from zllm_jax.dialect import ChatTemplate, Tokenizer
+from zllm_jax.dialect import ChatTemplate, Replay, Tokenizer, without_volatile
 from zllm_jax.engine.call import Call
-from zllm_jax.engine.log import log_end
+from zllm_jax.engine.ending import Ending
 from zllm_jax.errors import InvalidRequest, ZllmError
 from zllm_jax.metrics import Metrics
 from zllm_jax.scheduler import Job, Scheduler, clock
@@ -27,7 +28,8 @@ Progress = Callable[[str, int, int], None]
 class Engine:
     """One model on one device, with its cache. Build it with `zllm_jax.wiring.Engine.from_pretrained`.
 
-    metrics: what scheduler and cache report to as well; `metrics()` renders it.
+    metrics: what scheduler and cache report to as well; `metrics()` renders it. What the cache stored with its snapshots
+    is recalled here, and the cache is told what to store with the next ones.
     """
 
     def __init__(
@@ -48,7 +50,12 @@ class Engine:
         self.tokenizer = tokenizer
         self._template, self._scheduler, self._cache = template, scheduler, cache
         self._warm, self._on_close = warm, on_close
-        self._metrics = metrics or Metrics()
+        self._metrics = metrics or cache.metrics
+        self._replay = Replay(tokenizer, template) if tokenizer is not None and template is not None else None
+        if self._replay is not None:
+            for tokens, meta in cache.stored():
+                self._replay.recall(tokens, meta)
+            cache.meta_of = self._replay.meta
         self._ids = itertools.count(1)
         self.ready = True
 
@@ -69,6 +76,7 @@ class Engine:
 
     def _submit(self, request: Request) -> Call:
         started = clock()
+        request = _neutral(request)
         prompt = self._prompt(request)
         one = request.sampling
         seed = one.seed if one.seed is not None else secrets.randbits(63)
@@ -81,6 +89,9 @@ class Engine:
             seed=seed % 2**64,
             stop_ids=eos,
             cache=request.cache,
+            tenant=request.tenant,
+            priority=request.priority,
+            conversation=request.conversation,
             single_step=bool(request.stop),
             started=started,
             deadline=None if request.timeout_s is None else started + request.timeout_s,
@@ -88,7 +99,8 @@ class Engine:
         self._check_ids(prompt, one.logit_bias)
         if request.stop and self.tokenizer is None:
             raise InvalidRequest("stop sequences are text, but this model has no tokenizer", param="stop")
-        return Call(job.request_id, request, self._scheduler.submit(job), self.tokenizer, log_end)
+        ending = Ending(request, prompt, eos, self.tokenizer, self._replay)
+        return Call(job.request_id, request, self._scheduler.submit(job), self.tokenizer, ending)
 
     async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """`submit` for asyncio: the prompt is prepared in a worker thread; closing the generator cancels."""
@@ -104,7 +116,7 @@ class Engine:
 
     def count_tokens(self, request: Request) -> int:
         """How many prompt tokens the model would see: exact, by the same template and tokenizer."""
-        return len(self._prompt(request))
+        return len(self._prompt(_neutral(request)))
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for (empty without a tokenizer)."""
@@ -155,8 +167,11 @@ class Engine:
         if request.prompt is not None:
             text, param = request.prompt, "prompt"
         else:
-            if self._template is None:
+            if self._template is None or self._replay is None:
                 raise InvalidRequest("this model has no chat template: send prompt= instead", param="messages")
+            replayed = self._replay.prompt(request.messages or (), tools=request.tools, tenant=request.tenant)
+            if replayed is not None:
+                return np.asarray(replayed, np.int32)
             text, param = self._template.render(request.messages or (), request.tools or None), "messages"
         try:
             text.encode()
@@ -180,6 +195,14 @@ class Engine:
                 raise InvalidRequest(
                     f"logit_bias token {token} is outside the vocabulary of {vocab}", param="logit_bias"
                 )
+
+
+def _neutral(request: Request) -> Request:
+    """Without what changes from request to request and says nothing."""
+    if request.messages is None:
+        return request
+    messages = without_volatile(request.messages)
+    return request if messages == request.messages else replace(request, messages=messages)
 
 
 def _cancel_submitted(submitting: asyncio.Future[Call]) -> None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zllm_jax.buffers import RowSpec
 from zllm_jax.cache.snapshot_bench import measure
-from zllm_jax.cache.snapshot_chunks import StateArray
 from zllm_jax.config import EngineConfig, zllm_home
 from zllm_jax.errors import ConfigError
 from zllm_jax.experiment import plots
@@ -181,11 +181,13 @@ def _snapshot(engine: Engine, settings: Settings) -> dict[str, Any]:
     cfg = engine.model_config
     shape = (cfg.num_layers, cfg.num_kv_heads, settings.snapshot_tokens, cfg.head_dim)
     noise = np.random.default_rng(0)
-    arrays = {name: StateArray(noise.standard_normal(shape, np.float32), 2) for name in ("paged.k", "paged.v")}
+    arrays = {name: noise.standard_normal(shape, np.float32) for name in ("paged.k.0", "paged.v.0")}
+    spec = RowSpec(np.dtype(np.float32), (*shape[:2], None, cfg.head_dim), token_axis=2)
+    layout = dict.fromkeys(arrays, spec)
     folder = engine.config.store or zllm_home()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".bench-") as scratch:
-        found = measure(Path(scratch), arrays, settings.snapshot_tokens, repeats=settings.snapshot_repeats)
+        found = measure(Path(scratch), layout, arrays, settings.snapshot_tokens, repeats=settings.snapshot_repeats)
     rates = {f"{name}_bytes_s": found["state_bytes"] / seconds for name, seconds in found["median_s"].items()}
     return {
         "phase": "snapshot",

@@ -6,11 +6,12 @@ It knows arrays, pages and positions; it does not know who asked, where pages co
 from zllm_jax.runtime.batch import Batch
 from zllm_jax.runtime.compilation import count_compilations, keep_compilations
 from zllm_jax.runtime.models import architecture
-from zllm_jax.runtime.port import Backend, Capacity, Chunk, Drawn, Row, RowLayout
+from zllm_jax.runtime.port import Backend, Capacity, Chunk, Copying, Drawn, Row
 from zllm_jax.runtime.programs import fetch_decode, fetch_prefill
 from zllm_jax.runtime.rope import extend_context
 from zllm_jax.runtime.runner import Runner
 from zllm_jax.runtime.sampling import Sampled, SamplingParams, pack_sampling, sample
+from zllm_jax.runtime.sharding import check_mesh, make_mesh
 from zllm_jax.runtime.specs import ArraySpec, PagedSpec, RingSpec, StateSpec
 from zllm_jax.runtime.state import State, StateShape, init_state, page_bytes, pages_for
 from zllm_jax.runtime.steps import DecodeInputs, PrefillInputs, decode, prefill, prefill_logits
@@ -22,13 +23,13 @@ __all__ = [
     "Batch",
     "Capacity",
     "Chunk",
+    "Copying",
     "DecodeInputs",
     "Drawn",
     "PagedSpec",
     "PrefillInputs",
     "RingSpec",
     "Row",
-    "RowLayout",
     "Runner",
     "Sampled",
     "SamplingParams",
@@ -36,6 +37,7 @@ __all__ = [
     "StateShape",
     "StateSpec",
     "architecture",
+    "check_mesh",
     "check_shapes",
     "count_compilations",
     "decode",
@@ -46,6 +48,7 @@ __all__ = [
     "init_state",
     "keep_compilations",
     "load_params",
+    "make_mesh",
     "pack_sampling",
     "page_bytes",
     "pages_for",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from zllm_jax.buffers import RowSource
+from zllm_jax.buffers import RowLayout
 from zllm_jax.values import Sampling, TokenLogprob
-
-RowLayout = Mapping[str, tuple[np.dtype, tuple[int | None, ...], int | None]]
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,10 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """What a device offers. A page holds page_tokens tokens; bytes are over all layers."""
+    """What a device offers. A page holds page_tokens tokens; bytes are over all layers.
+
+    num_stages: groups of layers that compute and move by themselves. group_tokens: what one transfer moves, whole pages.
+    """
 
     num_pages: int
     page_tokens: int
@@ -65,10 +66,25 @@ class Capacity:
     truncatable: bool
     chunk_sizes: tuple[int, ...]
     decode_steps: int
+    num_stages: int
+    group_tokens: int
+
+
+class Copying(Protocol):
+    """A copy from host memory that the device may still be reading."""
+
+    def done(self) -> bool:
+        """Whether the memory may change. Never blocks."""
+
+    def wait(self) -> None:
+        """Return once it may."""
 
 
 class Backend(Protocol):
-    """A device that computes. Calls come from one thread; none of them keeps what it is given."""
+    """A device that computes. Calls come from one thread, and take effect in their order.
+
+    A call that fails may take the state with it: every later one then raises `DeviceLost`.
+    """
 
     @property
     def capacity(self) -> Capacity: ...
@@ -80,7 +96,13 @@ class Backend(Protocol):
         """Prepare a slot's penalties for a new prompt."""
 
     def prefill(self, chunk: Chunk) -> Drawn | None:
-        """Compute one chunk; the first token of the output after the last one."""
+        """Compute one chunk, all stages in turn; the first token of the output after the last one."""
+
+    def prefill_stage(self, chunk: Chunk, stage: int, carry: Any) -> Any:
+        """Compute one stage of a chunk. Other calls may come before its next stage, those of other chunks too.
+
+        carry: None for stage 0, then what the stage before returned. The last stage returns what `prefill` does.
+        """
 
     def decode(self, rows: Sequence[Row], steps: int) -> list[list[Drawn]]:
         """Up to `steps` tokens for each row, fewer where a row stopped."""
@@ -89,8 +111,22 @@ class Backend(Protocol):
 
     def copy_ring(self, source: int, target: int) -> None: ...
 
-    def read(self, pages: Sequence[int], ring: int, num_tokens: int) -> dict[str, np.ndarray]:
-        """A sequence's state as logical rows on the host."""
+    def read_pages(self, stage: int, pages: Sequence[int]) -> dict[str, Any]:
+        """A stage's token rows of at most group_tokens / page_tokens pages, in new arrays on the device.
 
-    def write(self, source: RowSource, pages: Sequence[int], ring: int) -> int:
-        """A sequence's logical rows into its pages and its ring; returns the bytes copied."""
+        They always have group_tokens rows, of which those of `pages` count. Nothing is waited for here: `np.asarray`
+        does, on any thread.
+        """
+
+    def read_ring(self, stage: int, ring: int) -> dict[str, Any]:
+        """A stage's fixed arrays, likewise; {} where it keeps none."""
+
+    def write_pages(self, stage: int, rows: Mapping[str, np.ndarray], pages: Sequence[int]) -> Copying:
+        """A stage's token rows into its part of `pages`; later calls see them.
+
+        rows: the stage's token arrays with group_tokens rows each, at 64-byte addresses, of which those of `pages`
+        count. They must not change before the copy is done; nothing is waited for here.
+        """
+
+    def write_ring(self, stage: int, rows: Mapping[str, np.ndarray], ring: int) -> Copying:
+        """A stage's fixed arrays, likewise."""

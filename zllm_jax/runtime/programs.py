@@ -1,47 +1,128 @@
-"""The compiled programs of the functional core, one a shape for the whole process, and the inputs of their calls."""
+"""The compiled programs of the functional core, one a shape for the whole process, and the inputs of their calls.
+
+A prefill is several programs, so that it can be interrupted between two stages: `begin_chunk`, a `run_stage` each,
+`draw_first`. Stages that keep the same run the same compiled program on their own parameters and state.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
 from zllm_jax.config import Dtype, ModelConfig
 from zllm_jax.runtime import steps, transfer
 from zllm_jax.runtime.models import architecture
 from zllm_jax.runtime.port import Chunk, Row
-from zllm_jax.runtime.sampling import pack_sampling
-from zllm_jax.runtime.state import Pages, State, StateShape, init_state
+from zllm_jax.runtime.sampling import Sampled, pack_sampling
+from zllm_jax.runtime.sharding import partition, pin, sharding
+from zllm_jax.runtime.specs import Axis, LayerSpec
+from zllm_jax.runtime.stages import cut
+from zllm_jax.runtime.state import HISTORY_AXES, ROW_AXES, History, State, StateShape, init_state
+from zllm_jax.runtime.transfer import Layers
 from zllm_jax.runtime.weights import nest
 from zllm_jax.values import Sampling
 
-MAX_STOP_IDS = 8
+T = TypeVar("T")
+MAX_STOP_IDS = 8  # known to the device; a row with more is watched by the host, one step a call
 _GREEDY = Sampling(temperature=0.0)
 IDLE_CHUNK = Chunk(tokens=(), start=0, pages=(), ring=0, slot=0, sampling=_GREEDY, seed=0, last=False)
 IDLE_ROW = Row(token=0, position=0, pages=(), ring=0, slot=0, sampling=_GREEDY, seed=0, budget=0, stop_ids=())
 
-prefill = jax.jit(steps.prefill, static_argnames="cfg", donate_argnames="state")
-decode = jax.jit(steps.decode, static_argnames=("cfg", "max_steps"), donate_argnames="state")
-begin_slot = jax.jit(steps.begin_slot, donate_argnames="state")
-copy_page = jax.jit(transfer.copy_page, donate_argnames="state")
-copy_ring = jax.jit(transfer.copy_ring, donate_argnames="state")
-scatter_ring = jax.jit(transfer.scatter_ring, donate_argnames="state")
-gather_pages = jax.jit(transfer.gather_pages)
-gather_ring = jax.jit(transfer.gather_ring)
+
+@partial(jax.jit, static_argnames=("cfg", "mesh"))
+def begin_chunk(
+    params: steps.Params, inputs: steps.PrefillInputs, *, cfg: ModelConfig, mesh: Mesh | None
+) -> steps.Passing:
+    return pin(steps.begin_chunk(params, inputs, cfg=cfg), mesh)
 
 
-@partial(jax.jit, donate_argnames="state")
+@partial(jax.jit, static_argnames=("cfg", "kinds", "mesh"), donate_argnames="layers")
+def run_stage(
+    weights: Any,
+    layers: Layers,
+    passing: steps.Passing,
+    *,
+    cfg: ModelConfig,
+    kinds: tuple[LayerSpec, ...],
+    mesh: Mesh | None,
+) -> tuple[Layers, steps.Passing]:
+    layers, passing = steps.run_stage(weights, layers, passing, cfg=cfg, kinds=kinds)
+    return pin(layers, mesh, ROW_AXES), pin(passing, mesh)
+
+
+@partial(jax.jit, static_argnames=("cfg", "mesh"), donate_argnames="history")
+def draw_first(
+    params: steps.Params,
+    history: History,
+    x: jax.Array,
+    inputs: steps.PrefillInputs,
+    *,
+    cfg: ModelConfig,
+    mesh: Mesh | None,
+) -> tuple[History, Sampled]:
+    history, sampled = steps.draw_first(params, history, x, inputs, cfg=cfg)
+    return pin(history, mesh, HISTORY_AXES), pin(sampled, mesh)
+
+
+@partial(jax.jit, static_argnames=("cfg", "max_steps", "mesh"), donate_argnames="state")
+def decode(
+    params: steps.Params,
+    state: State,
+    inputs: steps.DecodeInputs,
+    *,
+    cfg: ModelConfig,
+    max_steps: int,
+    mesh: Mesh | None,
+) -> tuple[State, steps.Decoded]:
+    state, out = steps.decode(params, state, inputs, cfg=cfg, max_steps=max_steps)
+    return State(pin(state.layers, mesh, ROW_AXES), pin(state.history, mesh, HISTORY_AXES)), pin(out, mesh)
+
+
+@partial(jax.jit, static_argnames="mesh", donate_argnames="history")
+def begin_slot(history: History, slot: jax.Array, tokens: jax.Array, *, mesh: Mesh | None) -> History:
+    return pin(steps.begin_slot(history, slot, tokens), mesh, HISTORY_AXES)
+
+
+@partial(jax.jit, static_argnames="mesh", donate_argnames="layers")
+def copy_page(layers: Layers, source: jax.Array, target: jax.Array, *, mesh: Mesh | None) -> Layers:
+    return pin(transfer.copy_page(layers, source, target), mesh, ROW_AXES)
+
+
+@partial(jax.jit, static_argnames="mesh", donate_argnames="layers")
+def copy_ring(layers: Layers, source: jax.Array, target: jax.Array, *, mesh: Mesh | None) -> Layers:
+    return pin(transfer.copy_ring(layers, source, target), mesh, ROW_AXES)
+
+
+@partial(jax.jit, static_argnames="mesh")
+def gather_pages(layers: Layers, ids: jax.Array, *, mesh: Mesh | None) -> tuple[jax.Array, jax.Array]:
+    return pin(transfer.gather_pages(layers, ids), mesh, ROW_AXES)
+
+
+@partial(jax.jit, static_argnames="mesh")
+def gather_ring(layers: Layers, ring: jax.Array, *, mesh: Mesh | None) -> tuple[jax.Array, jax.Array]:
+    return pin(transfer.gather_ring(layers, ring), mesh, ROW_AXES)
+
+
+@partial(jax.jit, static_argnames="mesh", donate_argnames="layers")
 def scatter_pages(
-    state: State, ids: jax.Array, count: jax.Array, k: jax.Array, v: jax.Array
-) -> tuple[State, jax.Array]:
-    """`transfer.scatter_pages`, and a small array that is ready with it: the state itself is donated again at once."""
-    state = transfer.scatter_pages(state, ids, count, k, v)
-    pool = next(layer for layer in state.layers if isinstance(layer, Pages))
-    return state, pool.k[0, 0, 0, 0]
+    layers: Layers, ids: jax.Array, count: jax.Array, k: jax.Array, v: jax.Array, *, mesh: Mesh | None
+) -> tuple[Layers, jax.Array]:
+    layers, arrived = transfer.scatter_pages(layers, ids, count, k, v)
+    return pin(layers, mesh, ROW_AXES), arrived
+
+
+@partial(jax.jit, static_argnames="mesh", donate_argnames="layers")
+def scatter_ring(
+    layers: Layers, ring: jax.Array, k: jax.Array, v: jax.Array, *, mesh: Mesh | None
+) -> tuple[Layers, jax.Array]:
+    layers, arrived = transfer.scatter_ring(layers, ring, k, v)
+    return pin(layers, mesh, ROW_AXES), arrived
 
 
 def prefill_inputs(chunk: Chunk, bucket: int, max_pages: int) -> steps.PrefillInputs:
@@ -62,6 +143,8 @@ def prefill_inputs(chunk: Chunk, bucket: int, max_pages: int) -> steps.PrefillIn
 
 def decode_inputs(rows: Sequence[Row], bucket: int, max_pages: int, num_steps: int) -> steps.DecodeInputs:
     """Rows padded to `bucket` with idle ones."""
+    if any(len(row.stop_ids) > MAX_STOP_IDS for row in rows):
+        num_steps = min(num_steps, 1)
     padded = [*rows, *([IDLE_ROW] * (bucket - len(rows)))]
     return steps.DecodeInputs(
         tokens=_column(padded, "token"),
@@ -76,28 +159,68 @@ def decode_inputs(rows: Sequence[Row], bucket: int, max_pages: int, num_steps: i
     )
 
 
-def fetch_prefill(cfg: ModelConfig, shape: StateShape, dtype: Dtype, state_dtype: Dtype, bucket: int) -> None:
-    """Compile a prefill program, or fetch it from the cache, before there are weights to run it on."""
-    params, state = _abstract(cfg, shape, dtype, state_dtype)
+def around(params: steps.Params) -> dict[str, Any]:
+    """What `begin_chunk` and `draw_first` use of the parameters."""
+    return {name: value for name, value in params.items() if name != "layers"}
+
+
+def fetch_prefill(
+    cfg: ModelConfig,
+    shape: StateShape,
+    dtype: Dtype,
+    state_dtype: Dtype,
+    bucket: int,
+    mesh: Mesh | None = None,
+) -> None:
+    """Compile the programs of a prefill, or fetch them from the cache, before there are weights to run them on."""
+    params, state = _abstract(cfg, shape, dtype, state_dtype, mesh)
     inputs = prefill_inputs(IDLE_CHUNK, bucket, shape.max_pages)
-    prefill.lower(params=params, state=state, inputs=inputs, cfg=cfg).compile()
+    fixed: dict[str, Any] = {"cfg": cfg, "mesh": mesh}
+    begin_chunk.lower(around(params), inputs, **fixed).compile()
+    passing = jax.eval_shape(partial(steps.begin_chunk, cfg=cfg), around(params), inputs)
+    passing = _placed(passing, mesh)
+    for stage in {stage.kinds: stage for stage in cut(architecture(cfg).state_spec(cfg))}.values():
+        weights, layers = stage.of(params["layers"]), stage.of(state.layers)
+        run_stage.lower(weights, layers, passing, kinds=stage.kinds, **fixed).compile()
+    draw_first.lower(around(params), state.history, passing.x, inputs, **fixed).compile()
 
 
 def fetch_decode(
-    cfg: ModelConfig, shape: StateShape, dtype: Dtype, state_dtype: Dtype, bucket: int, max_steps: int
+    cfg: ModelConfig,
+    shape: StateShape,
+    dtype: Dtype,
+    state_dtype: Dtype,
+    bucket: int,
+    max_steps: int,
+    mesh: Mesh | None = None,
 ) -> None:
     """As `fetch_prefill`, a decode program."""
-    params, state = _abstract(cfg, shape, dtype, state_dtype)
+    params, state = _abstract(cfg, shape, dtype, state_dtype, mesh)
     inputs = decode_inputs((), bucket, shape.max_pages, 1)
-    decode.lower(params=params, state=state, inputs=inputs, cfg=cfg, max_steps=max_steps).compile()
+    decode.lower(params, state, inputs, cfg=cfg, max_steps=max_steps, mesh=mesh).compile()
 
 
-def _abstract(cfg: ModelConfig, shape: StateShape, dtype: Dtype, state_dtype: Dtype) -> tuple[dict[str, Any], State]:
-    """Shapes and types of the parameters and of the state."""
+def _abstract(
+    cfg: ModelConfig, shape: StateShape, dtype: Dtype, state_dtype: Dtype, mesh: Mesh | None
+) -> tuple[dict[str, Any], State]:
+    """Shapes, types and places of the parameters and of the state."""
     arch = architecture(cfg)
-    params = {name: jax.ShapeDtypeStruct(one.shape, jnp.dtype(dtype)) for name, one in arch.param_specs(cfg).items()}
+    params = {
+        name: jax.ShapeDtypeStruct(
+            one.shape, jnp.dtype(dtype), sharding=None if mesh is None else sharding(mesh, one.axes, one.shape)
+        )
+        for name, one in arch.param_specs(cfg).items()
+    }
     state = jax.eval_shape(lambda: init_state(arch.state_spec(cfg), shape, cfg.vocab_size, jnp.dtype(state_dtype)))
-    return nest(params), state
+    return nest(params), State(_placed(state.layers, mesh, ROW_AXES), _placed(state.history, mesh, HISTORY_AXES))
+
+
+def _placed(tree: T, mesh: Mesh | None, axes: Sequence[Axis] = ()) -> T:
+    """Shapes and types -> with the place that `pin` keeps them at."""
+    if mesh is None:
+        return tree
+    where = NamedSharding(mesh, partition(axes))
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), tree)
 
 
 def _table(pages: Sequence[int], max_pages: int) -> np.ndarray:
@@ -113,7 +236,6 @@ def _column(rows: Sequence[Row], name: str) -> np.ndarray:
 def _stop_ids(rows: Sequence[Row]) -> np.ndarray:
     ids = np.full((len(rows), MAX_STOP_IDS), -1, np.int32)
     for i, row in enumerate(rows):
-        if len(row.stop_ids) > MAX_STOP_IDS:
-            raise ValueError(f"{len(row.stop_ids)} stop ids, at most {MAX_STOP_IDS} are compiled in")
-        ids[i, : len(row.stop_ids)] = row.stop_ids
+        known = row.stop_ids[:MAX_STOP_IDS]
+        ids[i, : len(known)] = known
     return ids

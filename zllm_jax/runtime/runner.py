@@ -1,34 +1,54 @@
 """The real `Backend`: owns parameters and state, and calls the few compiled programs of the functional core.
 
 It pads to buckets, so that after `warmup` nothing is compiled again, and it is the one door through which the state
-goes in and out of a step: the old state is donated, the new one kept.
+goes in and out of a step: the old state is donated, the new one kept. A call takes no more of it than it needs, so that
+nothing waits for the layers of another stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from zllm_jax.buffers import RowSource
+from zllm_jax.buffers import RowLayout, aligned_empty
 from zllm_jax.config import Dtype, ModelConfig
+from zllm_jax.errors import DeviceLost
 from zllm_jax.runtime import programs, transfer
 from zllm_jax.runtime.memory import trim
 from zllm_jax.runtime.models import architecture
-from zllm_jax.runtime.port import Capacity, Chunk, Drawn, Row, RowLayout
+from zllm_jax.runtime.port import Capacity, Chunk, Copying, Drawn, Row
 from zllm_jax.runtime.sampling import Sampled
-from zllm_jax.runtime.state import StateShape, init_state, page_bytes
+from zllm_jax.runtime.sharding import check_mesh, sharding
+from zllm_jax.runtime.stages import Stage, cut
+from zllm_jax.runtime.state import ROW_AXES, StateShape, init_state, page_bytes
+from zllm_jax.runtime.steps import Passing, PrefillInputs
 from zllm_jax.values import Sampling, TokenLogprob
 
 Progress = Callable[[str, int, int], None]
 
 
+@dataclass(frozen=True)
+class Carry:
+    """A chunk between two of its stages."""
+
+    inputs: PrefillInputs
+    passing: Passing
+
+
 class Runner:
-    """Parameters and state of one model on one device (or mesh), behind the calls of `Backend`."""
+    """Parameters and state of one model on one device or mesh, behind the calls of `Backend`.
+
+    mesh: None, or one with an axis "model", over which the state is split by heads as `load_params` splits the
+    parameters. Raises ValueError when the model cannot be split so.
+    """
 
     def __init__(
         self,
@@ -41,14 +61,21 @@ class Runner:
         decode_buckets: Sequence[int] = (1, 8),
         decode_steps: int = 4,
         fill: float = 0.0,
+        mesh: Mesh | None = None,
     ) -> None:
+        model = architecture(cfg)
+        if mesh is not None:
+            check_mesh(mesh, cfg, model.param_specs(cfg))
         self._params, self._cfg, self._shape = params, cfg, shape
-        self._spec = architecture(cfg).state_spec(cfg)
+        self._mesh = mesh
+        self._spec = model.state_spec(cfg)
+        self._stages = cut(self._spec)
         self._dtype = jnp.dtype(state_dtype)
-        self._state = init_state(self._spec, shape, cfg.vocab_size, self._dtype, fill)
+        self._state = init_state(self._spec, shape, cfg.vocab_size, self._dtype, fill, mesh=mesh)
         self._prefill_buckets, self._decode_buckets = tuple(prefill_buckets), tuple(decode_buckets)
         self._decode_steps = decode_steps
-        self._staging = transfer.Staging(self.row_layout, shape.page_tokens)
+        self._group_pages = transfer.group_pages(shape.page_tokens)
+        self._failure: BaseException | None = None
 
     @property
     def capacity(self) -> Capacity:
@@ -64,11 +91,13 @@ class Runner:
             truncatable=self._spec.truncatable,
             chunk_sizes=self._prefill_buckets,
             decode_steps=self._decode_steps,
+            num_stages=len(self._stages),
+            group_tokens=self._group_pages * self._shape.page_tokens,
         )
 
     @property
     def row_layout(self) -> RowLayout:
-        return transfer.row_layout(self._spec, self._dtype)
+        return transfer.row_layout(self._stages, self._dtype)
 
     @property
     def state_bytes(self) -> int:
@@ -78,17 +107,46 @@ class Runner:
     def begin(self, slot: int, tokens: Sequence[int]) -> None:
         padded = np.full(self._shape.max_pages * self._shape.page_tokens, -1, np.int32)
         padded[: len(tokens)] = tokens
-        self._state = programs.begin_slot(state=self._state, slot=np.int32(slot), tokens=padded)
+        with self._state_at_stake():
+            history = programs.begin_slot(self._state.history, np.int32(slot), padded, mesh=self._mesh)
+            self._state = replace(self._state, history=history)
 
     def prefill(self, chunk: Chunk) -> Drawn | None:
+        carry: Any = None
+        for stage in self._stages:
+            carry = self.prefill_stage(chunk, stage.index, carry)
+        return carry
+
+    def prefill_stage(self, chunk: Chunk, stage: int, carry: Any) -> Any:
+        with self._state_at_stake():
+            if stage == 0:
+                carry = self._begin_chunk(chunk)
+            passing = self._run_stage(self._stages[stage], carry.passing)
+            if stage < len(self._stages) - 1:
+                return replace(carry, passing=passing)
+            return self._draw_first(chunk, carry.inputs, passing) if chunk.last else None
+
+    def _begin_chunk(self, chunk: Chunk) -> Carry:
         count = len(chunk.tokens)
         bucket = next((size for size in self._prefill_buckets if size >= count), None)
         if bucket is None:
             raise ValueError(f"a chunk of {count} tokens exceeds the largest bucket, {self._prefill_buckets[-1]}")
         inputs = programs.prefill_inputs(chunk, bucket, self._shape.max_pages)
-        self._state, sampled = programs.prefill(params=self._params, state=self._state, inputs=inputs, cfg=self._cfg)
-        if not chunk.last:
-            return None
+        return Carry(inputs, programs.begin_chunk(self._around, inputs, cfg=self._cfg, mesh=self._mesh))
+
+    def _run_stage(self, stage: Stage, passing: Passing) -> Passing:
+        weights, layers = stage.of(self._params["layers"]), stage.of(self._state.layers)
+        layers, passing = programs.run_stage(
+            weights, layers, passing, cfg=self._cfg, kinds=stage.kinds, mesh=self._mesh
+        )
+        self._keep(stage, layers)
+        return passing
+
+    def _draw_first(self, chunk: Chunk, inputs: PrefillInputs, passing: Passing) -> Drawn:
+        history, sampled = programs.draw_first(
+            self._around, self._state.history, passing.x, inputs, cfg=self._cfg, mesh=self._mesh
+        )
+        self._state = replace(self._state, history=history)
         (drawn,) = _drawn(_fetch(sampled, [chunk.sampling]), [chunk.sampling])
         return drawn
 
@@ -98,52 +156,114 @@ class Runner:
             raise ValueError(f"{len(rows)} rows exceed the largest decode bucket, {self._decode_buckets[-1]}")
         num_steps = min(steps_wanted, self._decode_steps)
         inputs = programs.decode_inputs(rows, bucket, self._shape.max_pages, num_steps)
-        self._state, out = programs.decode(
-            params=self._params, state=self._state, inputs=inputs, cfg=self._cfg, max_steps=self._decode_steps
-        )
-        emitted = np.asarray(out.emitted)
+        with self._state_at_stake():
+            self._state, out = programs.decode(
+                self._params, self._state, inputs, cfg=self._cfg, max_steps=self._decode_steps, mesh=self._mesh
+            )
+            emitted = np.asarray(out.emitted)
         samplings = [row.sampling for row in rows]
         sampled = _fetch(out.sampled, samplings)
         by_step = [_drawn(_at_step(sampled, i), samplings) for i in range(int(emitted.max(initial=0)))]
         return [[by_step[i][b] for i in range(emitted[b])] for b in range(len(rows))]
 
     def copy_page(self, source: int, target: int) -> None:
-        self._state = programs.copy_page(state=self._state, source=np.int32(source), target=np.int32(target))
+        self._copy(programs.copy_page, source, target)
 
     def copy_ring(self, source: int, target: int) -> None:
-        self._state = programs.copy_ring(state=self._state, source=np.int32(source), target=np.int32(target))
+        self._copy(programs.copy_ring, source, target)
 
-    def read(self, pages: Sequence[int], ring: int, num_tokens: int) -> dict[str, np.ndarray]:
-        rows: dict[str, np.ndarray] = {}
-        group = self._staging.group_tokens
-        for name, (dtype, shape, axis) in self.row_layout.items():
-            if axis is not None:
-                rows[name] = np.empty([num_tokens if size is None else size for size in shape], dtype)
-        if self._spec.paged:
-            for start, _, ids in self._staging.page_groups(pages):
-                for name, part in programs.gather_pages(self._state, ids).items():
-                    stop = min(start + group, num_tokens)
-                    rows[name][:, :, start:stop] = np.asarray(part)[:, :, : stop - start]
-        if self._spec.rings:
-            rows |= {name: np.asarray(part) for name, part in programs.gather_ring(self._state, np.int32(ring)).items()}
-        return rows
+    def read_pages(self, stage: int, pages: Sequence[int]) -> dict[str, Any]:
+        one, ids = self._stages[stage], self._group(pages)
+        self._check()
+        if not one.spec.paged:
+            return {}
+        k, v = programs.gather_pages(one.of(self._state.layers), ids, mesh=self._mesh)
+        return {f"paged.k.{stage}": k, f"paged.v.{stage}": v}
 
-    def write(self, source: RowSource, pages: Sequence[int], ring: int) -> int:
-        if self._spec.paged:
-            self._staging.put(source, pages, self._put_pages)
-        if self._spec.rings:
-            self._put_ring(source.fixed(), ring)
-        jax.block_until_ready(self._state.layers)
-        return len(pages) * self.capacity.page_bytes + self.capacity.ring_bytes
+    def read_ring(self, stage: int, ring: int) -> dict[str, Any]:
+        one = self._stages[stage]
+        self._check()
+        if not one.spec.rings:
+            return {}
+        k, v = programs.gather_ring(one.of(self._state.layers), np.int32(ring), mesh=self._mesh)
+        return {f"ring.k.{stage}": k, f"ring.v.{stage}": v}
 
-    def _put_pages(self, rows: Mapping[str, jax.Array], ids: np.ndarray, count: int) -> jax.Array:
-        self._state, done = programs.scatter_pages(
-            state=self._state, ids=ids, count=np.int32(count), k=rows["paged.k"], v=rows["paged.v"]
-        )
-        return done
+    def write_pages(self, stage: int, rows: Mapping[str, np.ndarray], pages: Sequence[int]) -> Copying:
+        one, ids = self._stages[stage], self._group(pages)
+        if not one.spec.paged:
+            return transfer.Copy(None)
+        return self._write(one, rows, "paged", partial(programs.scatter_pages, ids=ids, count=np.int32(len(pages))))
 
-    def _put_ring(self, rows: Mapping[str, np.ndarray], ring: int) -> None:
-        self._state = programs.scatter_ring(state=self._state, ring=np.int32(ring), k=rows["ring.k"], v=rows["ring.v"])
+    def write_ring(self, stage: int, rows: Mapping[str, np.ndarray], ring: int) -> Copying:
+        one = self._stages[stage]
+        if not one.spec.rings:
+            return transfer.Copy(None)
+        return self._write(one, rows, "ring", partial(programs.scatter_ring, ring=np.int32(ring)))
+
+    def _write(self, stage: Stage, rows: Mapping[str, np.ndarray], kind: str, scatter: Callable[..., Any]) -> Copying:
+        with self._state_at_stake():
+            k, v = (self._put(rows[f"{kind}.{part}.{stage.index}"]) for part in ("k", "v"))
+            layers, arrived = scatter(stage.of(self._state.layers), k=k, v=v, mesh=self._mesh)
+            self._keep(stage, layers)
+        return transfer.Copy(arrived)
+
+    def _put(self, rows: np.ndarray) -> jax.Array:
+        return jax.device_put(rows, None if self._mesh is None else sharding(self._mesh, ROW_AXES, rows.shape))
+
+    def _copy(self, program: Callable[..., transfer.Layers], source: int, target: int) -> None:
+        with self._state_at_stake():
+            layers = program(self._state.layers, np.int32(source), np.int32(target), mesh=self._mesh)
+            self._state = replace(self._state, layers=layers)
+
+    def _group(self, pages: Sequence[int]) -> np.ndarray:
+        """i32[g] ids, padded with 0."""
+        if len(pages) > self._group_pages:
+            raise ValueError(f"{len(pages)} pages, but a transfer moves at most {self._group_pages}")
+        ids = np.zeros(self._group_pages, np.int32)
+        ids[: len(pages)] = pages
+        return ids
+
+    def _room(self, stage: Stage) -> dict[str, np.ndarray]:
+        """Host memory for a group of a stage's token rows."""
+        group = self._group_pages * self._shape.page_tokens
+        return {
+            name: aligned_empty([group if size is None else size for size in one.shape], one.dtype)
+            for name, one in transfer.row_layout([stage], self._dtype).items()
+            if one.token_axis is not None
+        }
+
+    @property
+    def _around(self) -> Mapping[str, Any]:
+        return programs.around(self._params)
+
+    def _keep(self, stage: Stage, layers: transfer.Layers) -> None:
+        self._state = replace(self._state, layers=stage.put(self._state.layers, layers))
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise DeviceLost(
+                f"the state of all sequences was lost when a device call failed ({self._failure}): open the engine anew"
+            ) from self._failure
+
+    @contextmanager
+    def _state_at_stake(self) -> Iterator[None]:
+        """Around what donates the state: a failure after that leaves deleted arrays, or such as hold an error."""
+        self._check()
+        try:
+            yield
+        except BaseException as error:
+            if not self._intact():
+                self._failure = error
+            raise
+
+    def _intact(self) -> bool:
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state)):
+            return False
+        try:
+            jax.block_until_ready(self._state)
+        except jax.errors.JaxRuntimeError:
+            return False
+        return True
 
     def warmup(self, progress: Progress | None = None) -> None:
         """Compile (or fetch) every program once. Nothing that a sequence owns is touched."""
@@ -163,18 +283,22 @@ class Runner:
 
     def _warm_prefill(self, size: int) -> None:
         inputs = programs.prefill_inputs(programs.IDLE_CHUNK, size, self._shape.max_pages)
-        self._state, _ = programs.prefill(params=self._params, state=self._state, inputs=inputs, cfg=self._cfg)
+        passing = programs.begin_chunk(self._around, inputs, cfg=self._cfg, mesh=self._mesh)
+        for stage in self._stages:
+            passing = self._run_stage(stage, passing)
+        self._draw_first(programs.IDLE_CHUNK, inputs, passing)
 
     def _warm_transfers(self) -> None:
-        self.begin(0, ())
+        self.begin(self._shape.num_slots, ())  # nobody's
         if self._spec.paged:
             self.copy_page(0, 0)
-            none = np.zeros(self._staging.group_pages, np.int32)
-            self._put_pages(programs.gather_pages(self._state, none), none, 0)
         if self._spec.rings:
             self.copy_ring(0, 0)
-            ring = programs.gather_ring(self._state, np.int32(0))
-            self._put_ring({name: np.asarray(part) for name, part in ring.items()}, 0)
+        for stage in self._stages:
+            self.read_pages(stage.index, ())
+            self.write_pages(stage.index, self._room(stage), ()).wait()
+            ring = {name: np.asarray(part) for name, part in self.read_ring(stage.index, 0).items()}
+            self.write_ring(stage.index, ring, 0).wait()
 
 
 def _fetch(sampled: Sampled, samplings: Sequence[Sampling]) -> Sampled:

@@ -11,8 +11,14 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
-from zllm_jax.runtime.specs import PagedSpec, StateSpec
+from zllm_jax.runtime.sharding import sharding
+from zllm_jax.runtime.specs import Axis, LayerSpec, PagedSpec, StateSpec
+
+# Where a mesh splits the arrays: those of a layer, on the device and as rows [L, K, S, H], and those of the sampler.
+ROW_AXES: tuple[Axis, ...] = (None, "kv_heads", None, "head_dim")
+HISTORY_AXES: tuple[Axis, ...] = (None, "vocab")
 
 
 @jax.tree_util.register_dataclass
@@ -73,19 +79,31 @@ class StateShape:
             raise ValueError(f"{self.num_pages} pages cannot hold one sequence of {self.max_pages} pages")
 
 
-def init_state(spec: StateSpec, shape: StateShape, vocab_size: int, dtype: jnp.dtype, fill: float = 0.0) -> State:
-    """A fresh state; `fill` may be NaN in tests, because nothing unowned is ever read."""
+def init_state(
+    spec: StateSpec,
+    shape: StateShape,
+    vocab_size: int,
+    dtype: jnp.dtype,
+    fill: float = 0.0,
+    *,
+    mesh: Mesh | None = None,
+) -> State:
+    """A fresh state; `fill` may be NaN in tests, because nothing unowned is ever read. A mesh splits it by heads."""
 
-    def layer(one: object) -> LayerState:
+    def full(dims: tuple[int, ...], axes: tuple[Axis, ...], value: float, dtype: jnp.dtype) -> jax.Array:
+        return jnp.full(dims, value, dtype, device=None if mesh is None else sharding(mesh, axes, dims))
+
+    def layer(one: LayerSpec) -> LayerState:
         if isinstance(one, PagedSpec):
             dims = (shape.num_pages, one.num_kv_heads, shape.page_tokens, one.head_dim)
-            return Pages(k=jnp.full(dims, fill, dtype), v=jnp.full(dims, fill, dtype))
-        dims = (shape.num_rings, one.num_kv_heads, one.window, one.head_dim)  # type: ignore[attr-defined]
-        return Rings(k=jnp.full(dims, fill, dtype), v=jnp.full(dims, fill, dtype))
+            return Pages(k=full(dims, ROW_AXES, fill, dtype), v=full(dims, ROW_AXES, fill, dtype))
+        dims = (shape.num_rings, one.num_kv_heads, one.window, one.head_dim)
+        return Rings(k=full(dims, ROW_AXES, fill, dtype), v=full(dims, ROW_AXES, fill, dtype))
 
+    slots = (shape.num_slots, vocab_size)
     history = History(
-        prompt_seen=jnp.zeros((shape.num_slots, vocab_size), jnp.bool_),
-        output_counts=jnp.zeros((shape.num_slots, vocab_size), jnp.int32),
+        prompt_seen=full(slots, HISTORY_AXES, False, jnp.dtype(jnp.bool_)),
+        output_counts=full(slots, HISTORY_AXES, 0, jnp.dtype(jnp.int32)),
     )
     return State(layers=tuple(layer(one) for one in spec.layers), history=history)
 

@@ -18,7 +18,9 @@ from zllm_jax.runtime.batch import Batch, chunk_batch
 from zllm_jax.runtime.layers import logits_of
 from zllm_jax.runtime.models import architecture
 from zllm_jax.runtime.sampling import Sampled, SamplingParams, no_sample, sample
-from zllm_jax.runtime.state import History, State
+from zllm_jax.runtime.specs import LayerSpec
+from zllm_jax.runtime.stages import cut
+from zllm_jax.runtime.state import History, LayerState, State
 
 Params = Mapping[str, Any]
 
@@ -39,6 +41,15 @@ class PrefillInputs:
     slot: jax.Array
     sampling: SamplingParams
     last: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Passing:
+    """What goes from one stage of a chunk to the next: hidden states x [1, T, D], and where the tokens stand."""
+
+    x: jax.Array
+    batch: Batch
 
 
 @jax.tree_util.register_dataclass
@@ -75,26 +86,62 @@ def logits(params: Params, hidden: jax.Array) -> jax.Array:
     return logits_of(hidden, params["head"] if "head" in params else params["embed"])
 
 
+def forward(
+    params: Params, layers: tuple[LayerState, ...], batch: Batch, cfg: ModelConfig
+) -> tuple[jax.Array, tuple[LayerState, ...]]:
+    """Hidden states ready for the head [B, T, D], and all layers' states with the batch's rows written."""
+    model = architecture(cfg)
+    x = model.embed(params, batch, cfg)
+    x, layers = model.blocks(params["layers"], layers, x, batch, cfg, model.state_spec(cfg).layers)
+    return model.finish(params, x, cfg), layers
+
+
+def begin_chunk(params: Params, inputs: PrefillInputs, *, cfg: ModelConfig) -> Passing:
+    """What enters the first stage. Of `params` only the embedding is used."""
+    batch = chunk_batch(inputs.tokens, inputs.start, inputs.count, inputs.table, inputs.ring)
+    return Passing(architecture(cfg).embed(params, batch, cfg), batch)
+
+
+def run_stage(
+    weights: Any, layers: tuple[LayerState, ...], passing: Passing, *, cfg: ModelConfig, kinds: tuple[LayerSpec, ...]
+) -> tuple[tuple[LayerState, ...], Passing]:
+    """Consecutive layers of `kinds`: their weights and states, and what passes from one to the next."""
+    x, layers = architecture(cfg).blocks(weights, layers, passing.x, passing.batch, cfg, kinds)
+    return layers, Passing(x, passing.batch)
+
+
+def draw_first(
+    params: Params, history: History, x: jax.Array, inputs: PrefillInputs, *, cfg: ModelConfig
+) -> tuple[History, Sampled]:
+    """The token after a chunk's last one. Of `params` only what comes after the layers is used."""
+    row = jax.lax.dynamic_slice_in_dim(x, inputs.count - 1, 1, axis=1)  # [1, 1, D]
+    hidden = architecture(cfg).finish(params, row, cfg)[:, 0]
+    slots, position = inputs.slot[None], (inputs.start + inputs.count)[None]
+    sampled = sample(logits(params, hidden), inputs.sampling, history, slots, position)
+    return _count(history, slots, sampled.ids, inputs.last[None]), sampled
+
+
 def prefill(params: Params, state: State, inputs: PrefillInputs, *, cfg: ModelConfig) -> tuple[State, Sampled]:
     """Write one chunk's rows into the state; after the last chunk, draw the first token."""
-    batch = chunk_batch(inputs.tokens, inputs.start, inputs.count, inputs.table, inputs.ring)
-    hidden, layers = architecture(cfg).forward(params, state.layers, batch, cfg)
-    row = jax.lax.dynamic_index_in_dim(hidden[0], inputs.count - 1, axis=0)  # [1, D]
-    slots = inputs.slot[None]
+    layers, passing = state.layers, begin_chunk(params, inputs, cfg=cfg)
+    for stage in cut(architecture(cfg).state_spec(cfg)):
+        mine, passing = run_stage(stage.of(params["layers"]), stage.of(layers), passing, cfg=cfg, kinds=stage.kinds)
+        layers = stage.put(layers, mine)
 
-    def draw(row: jax.Array) -> Sampled:
-        position = (inputs.start + inputs.count)[None]
-        return sample(logits(params, row), inputs.sampling, state.history, slots, position)
+    def draw(history: History, x: jax.Array) -> tuple[History, Sampled]:
+        return draw_first(params, history, x, inputs, cfg=cfg)
 
-    sampled = jax.lax.cond(inputs.last, draw, lambda row: no_sample(1, cfg.vocab_size), row)
-    history = _count(state.history, slots, sampled.ids, inputs.last[None])
+    def wait(history: History, x: jax.Array) -> tuple[History, Sampled]:
+        return history, no_sample(1, cfg.vocab_size)
+
+    history, sampled = jax.lax.cond(inputs.last, draw, wait, state.history, passing.x)
     return State(layers, history), sampled
 
 
 def prefill_logits(params: Params, state: State, inputs: PrefillInputs, *, cfg: ModelConfig) -> tuple[State, jax.Array]:
     """As `prefill`, but returns the logits of every position of the chunk, f32[T, V] (for scoring and tests)."""
     batch = chunk_batch(inputs.tokens, inputs.start, inputs.count, inputs.table, inputs.ring)
-    hidden, layers = architecture(cfg).forward(params, state.layers, batch, cfg)
+    hidden, layers = forward(params, state.layers, batch, cfg)
     return State(layers, state.history), logits(params, hidden[0])
 
 
@@ -107,7 +154,6 @@ def decode(
     not fed: the state holds the rows of all tokens before it.
     """
     B = inputs.tokens.shape[0]
-    forward = architecture(cfg).forward
     empty = no_sample(B, cfg.vocab_size)
     room = jax.tree.map(lambda x: jnp.zeros((max_steps, *x.shape), x.dtype), empty)
 
@@ -132,13 +178,12 @@ def decode(
     return state, Decoded(sampled=out, emitted=positions - inputs.positions)
 
 
-def begin_slot(state: State, slot: jax.Array, tokens: jax.Array) -> State:
+def begin_slot(history: History, slot: jax.Array, tokens: jax.Array) -> History:
     """Forget what a slot's last sequence left for the penalties and note the new prompt: tokens i32[S], -1 padded."""
-    seen = state.history.prompt_seen
+    seen = history.prompt_seen
     vocab = seen.shape[1]
     row = jnp.zeros(vocab, jnp.bool_).at[jnp.where(tokens < 0, vocab, tokens)].set(True, mode="drop")
-    history = History(prompt_seen=seen.at[slot].set(row), output_counts=state.history.output_counts.at[slot].set(0))
-    return replace(state, history=history)
+    return History(prompt_seen=seen.at[slot].set(row), output_counts=history.output_counts.at[slot].set(0))
 
 
 def _count(history: History, slots: jax.Array, ids: jax.Array, live: jax.Array) -> History:

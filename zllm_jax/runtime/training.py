@@ -17,7 +17,7 @@ from zllm_jax.runtime.batch import Batch
 from zllm_jax.runtime.models import architecture
 from zllm_jax.runtime.specs import ArraySpec, LayerSpec, RingSpec
 from zllm_jax.runtime.state import Rings
-from zllm_jax.runtime.steps import logits
+from zllm_jax.runtime.steps import forward, logits
 from zllm_jax.runtime.weights import init_array, nest
 
 
@@ -64,7 +64,7 @@ def _forward(params: Mapping[str, Any], tokens: jax.Array, cfg: ModelConfig) -> 
         return Rings(k=rows, v=rows)
 
     model = architecture(cfg)
-    hidden, _ = model.forward(params, tuple(empty(layer) for layer in model.state_spec(cfg).layers), batch, cfg)
+    hidden, _ = forward(params, tuple(empty(layer) for layer in model.state_spec(cfg).layers), batch, cfg)
     return logits(params, hidden.reshape(B * T, -1)).reshape(B, T, -1)
 
 

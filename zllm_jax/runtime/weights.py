@@ -19,7 +19,7 @@ from zllm_jax.config import Dtype, ModelConfig
 from zllm_jax.errors import BadCheckpoint
 from zllm_jax.runtime.memory import trim
 from zllm_jax.runtime.models import architecture
-from zllm_jax.runtime.sharding import check_heads, sharding
+from zllm_jax.runtime.sharding import check_mesh, sharding
 from zllm_jax.runtime.specs import ArraySpec
 
 Progress = Callable[[str, int, int], None]
@@ -71,7 +71,7 @@ def load_params(
     """
     specs = check_shapes(source, cfg)
     if mesh is not None:
-        check_heads(mesh, cfg)
+        check_mesh(mesh, cfg, specs)
     if hasattr(source, "restore_sharded") and mesh is not None:
         targets = {
             name: jax.ShapeDtypeStruct(spec.shape, jnp.dtype(dtype), sharding=sharding(mesh, spec.axes, spec.shape))

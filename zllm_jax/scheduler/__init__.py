@@ -3,5 +3,18 @@
 from zllm_jax.scheduler.plan import Plan, chunk_size, plan
 from zllm_jax.scheduler.scheduler import Scheduler
 from zllm_jax.scheduler.sequence import Event, Job, Outcome, Sequence, Ticket, clock
+from zllm_jax.scheduler.share import FairShare
 
-__all__ = ["Event", "Job", "Outcome", "Plan", "Scheduler", "Sequence", "Ticket", "chunk_size", "clock", "plan"]
+__all__ = [
+    "Event",
+    "FairShare",
+    "Job",
+    "Outcome",
+    "Plan",
+    "Scheduler",
+    "Sequence",
+    "Ticket",
+    "chunk_size",
+    "clock",
+    "plan",
+]

@@ -14,26 +14,49 @@ from zllm_jax.scheduler.sequence import Sequence
 
 @dataclass(frozen=True)
 class Plan:
-    """One round: a chunk of `prefill` (tokens start .. stop of its prompt), then `steps` decode steps of `decode`."""
+    """One round: a chunk of `prefill`, tokens start .. stop of its prompt, then `steps` decode steps of `decode`.
+
+    Of the chunk, stages first_stage .. last_stage.
+    """
 
     prefill: Sequence | None
     start: int
     stop: int
+    first_stage: int
+    last_stage: int
     decode: tuple[Sequence, ...]
     steps: int
 
+    @property
+    def idle(self) -> bool:
+        return self.prefill is None and not self.decode
 
-def plan(running: Sequences[Sequence], chunk_sizes: Sequences[int], decode_steps: int, waiting: bool) -> Plan:
-    """The next round. With requests `waiting` or a prompt unfinished, decode goes one step at a time."""
+
+def plan(
+    running: Sequences[Sequence],
+    chunk_sizes: Sequences[int],
+    *,
+    num_stages: int,
+    decode_steps: int,
+    waiting: bool,
+    stride: int = 0,
+) -> Plan:
+    """The next round, `running` in the order of their turns.
+
+    A stage of a prompt's first chunk can run once its restored rows are there. With requests `waiting` or a prompt
+    unfinished, decode goes one step at a time. stride: chunks end at its multiples, where states are kept (0: none).
+    """
     unfinished = [one for one in running if one.prefilling]
     decode = tuple(one for one in running if not one.prefilling and one.left > 0)
     single = waiting or bool(unfinished) or any(one.job.single_step for one in decode)
     steps = 1 if single else decode_steps
-    if not unfinished:
-        return Plan(None, 0, 0, decode, steps)
-    first = unfinished[0]
-    size = chunk_size(first.prompt_tokens - first.computed, chunk_sizes)
-    return Plan(first, first.computed, first.computed + size, decode, steps)
+    for one in unfinished:
+        ready = one.stages_ready(num_stages)
+        if ready > one.stage:
+            left = one.prompt_tokens - one.computed
+            size = chunk_size(min(left, stride - one.computed % stride) if stride else left, chunk_sizes)
+            return Plan(one, one.computed, one.computed + size, one.stage, ready, decode, steps)
+    return Plan(None, 0, 0, 0, 0, decode, steps)
 
 
 def chunk_size(remaining: int, sizes: Sequences[int]) -> int:

@@ -10,34 +10,57 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from zllm_jax.cache import PrefixCache
-from zllm_jax.errors import BudgetExceeded, Overloaded
-from zllm_jax.runtime import Backend, Chunk, Drawn, Row
-from zllm_jax.scheduler.plan import plan
-from zllm_jax.scheduler.sequence import Job, Outcome, Sequence, Ticket, clock
-from zllm_jax.values import Status, Telemetry
+from zllm_jax.cache import Lease, PrefixCache
+from zllm_jax.cache.prefix_cache import Progress
+from zllm_jax.errors import BudgetExceeded, CacheError, CorruptSnapshot, DeviceLost, Overloaded
+from zllm_jax.metrics import Metrics
+from zllm_jax.runtime import Backend, Chunk, Drawn
+from zllm_jax.scheduler.outcome import outcome_of
+from zllm_jax.scheduler.plan import Plan, plan
+from zllm_jax.scheduler.sequence import Job, Sequence, Ticket, clock, row_of, uses_history
+from zllm_jax.scheduler.share import FairShare
+from zllm_jax.values import Status, Tier
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
+
+GROUPS_BESIDE_DECODE = 1  # of a restore that a round copies while other sequences wait for their next token
 
 
 class Scheduler:
     """Runs jobs on a backend. `submit` and `call` may be used from any thread.
 
     max_seq_tokens: the most tokens (prompt and output) of one sequence. max_queue: waiting jobs before `Overloaded`.
+    checkpoint_tokens: of a state that cannot be cut, keep one each so many tokens of a prompt (0: none).
+    healthy: False once the device's state is lost.
     """
 
-    def __init__(self, backend: Backend, cache: PrefixCache, *, max_seq_tokens: int, max_queue: int = 256) -> None:
-        self._backend, self._cache = backend, cache
+    def __init__(
+        self,
+        backend: Backend,
+        cache: PrefixCache,
+        *,
+        max_seq_tokens: int,
+        max_queue: int = 256,
+        checkpoint_tokens: int = 0,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self._backend, self._cache, self._metrics = backend, cache, metrics or cache.metrics
         self._capacity = backend.capacity
         self.budget_tokens = min(max_seq_tokens, self._capacity.max_pages * self._capacity.page_tokens)
         self._max_queue = max_queue
-        self._waiting: deque[Sequence] = deque()
+        self._checkpoint_tokens = 0 if self._capacity.truncatable else checkpoint_tokens
+        self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
+        self._share = FairShare()
         self._slots = list(range(self._capacity.num_slots))[::-1]
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._changed = threading.Condition()
+        self._kicked = False
+        self._full = False  # no room for whose turn it is, until something changes
         self._closing = False
+        self.healthy = True
+        cache.wake = self._wake
         self._thread = threading.Thread(target=self._loop, name="zllm-device", daemon=True)
         self._thread.start()
 
@@ -52,7 +75,8 @@ class Scheduler:
             if len(self._waiting) >= self._max_queue:
                 raise Overloaded(f"{len(self._waiting)} requests are waiting already; try again in a moment")
             self._waiting.append(Sequence(job, ticket))
-            self._changed.notify_all()
+            self._share.arrive(job.tenant)
+        self._wake()
         return ticket
 
     def call(self, work: Callable[[], R]) -> R:
@@ -62,14 +86,16 @@ class Scheduler:
             if self._closing:
                 raise Overloaded("the engine is closed")
             self._calls.append((work, future))
-            self._changed.notify_all()
+        self._wake()
         return future.result()
 
-    def close(self) -> None:
-        """Cancel what runs and waits, then end the thread."""
+    def close(self, *, save: bool = False, progress: Progress | None = None) -> None:
+        """Cancel what runs and waits, save what stays if asked, then end the thread."""
         with self._changed:
+            if not self._closing and save:
+                self._calls.append((lambda: self._cache.save(progress), Future()))
             self._closing = True
-            self._changed.notify_all()
+        self._wake()
         self._thread.join()
 
     def report(self) -> dict[str, int]:
@@ -79,35 +105,56 @@ class Scheduler:
 
     def _wake(self) -> None:
         with self._changed:
+            self._kicked = True
             self._changed.notify_all()
 
     def _loop(self) -> None:
+        busy = False
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._waiting or self._running or self._calls)
+                while not (busy or self._kicked):
+                    self._changed.wait()
+                self._full = self._full and not self._kicked
+                self._kicked = False
                 calls = list(self._calls)
                 self._calls.clear()
+                closing = self._closing
+            if closing:
+                self._cancel_all()
             for work, future in calls:
                 _run_call(work, future)
-            if self._closing:
-                self._cancel_all()
+            if closing:
+                self._cache.close()
                 return
-            self._sweep()
-            self._admit()
-            if self._running:
-                self._round()
+            busy = self._turn()
 
-    def _round(self) -> None:
-        todo = plan(self._running, self._capacity.chunk_sizes, self._capacity.decode_steps, bool(self._waiting))
+    def _turn(self) -> bool:
+        """One turn of the loop; whether there is more to do before something else happens."""
+        self._sweep()
+        with self._faults_end():
+            if self._cache.advance():
+                self._full = False
+        self._admit()
+        self._restore()
+        todo = plan(
+            self._share.order(self._running),
+            self._capacity.chunk_sizes,
+            num_stages=self._capacity.num_stages,
+            decode_steps=self._capacity.decode_steps,
+            waiting=bool(self._waiting),
+            stride=self._checkpoint_tokens,
+        )
+        self._run(todo)
+        return not todo.idle
+
+    def _run(self, todo: Plan) -> None:
         one = todo.prefill
         if one is not None:
             with self._faults_end(one):
-                drawn = self._prefill(one, todo.start, todo.stop)
-                if drawn is not None:
-                    self._commit(one, [drawn])
+                self._prefill(one, todo)
         if todo.decode:
             with self._faults_end(*todo.decode):
-                drawn_rows = self._backend.decode([_row(one) for one in todo.decode], todo.steps)
+                drawn_rows = self._backend.decode([row_of(one) for one in todo.decode], todo.steps)
                 for one, out in zip(todo.decode, drawn_rows, strict=True):
                     self._commit(one, out)
 
@@ -117,30 +164,31 @@ class Scheduler:
         try:
             yield
         except Exception as error:
-            log.exception("a device call failed")
+            self.healthy = self.healthy and not isinstance(error, DeviceLost)
+            log.exception("a device call failed", extra={"request_id": [one.job.request_id for one in involved]})
             for one in involved:
-                if one in self._running:
+                if one in self._running or one in self._waiting:
                     self._fault(one, error)
 
     def _fault(self, one: Sequence, error: Exception) -> None:
         self._end(one, Status.FAULTED, "fault", keep=False, error=f"{type(error).__name__}: {error}")
 
-    def _prefill(self, one: Sequence, start: int, stop: int) -> Drawn | None:
-        assert one.lease is not None
-        drawn = self._backend.prefill(
-            Chunk(
-                tokens=one.job.prompt[start:stop].tolist(),
-                start=start,
-                pages=one.lease.pages,
-                ring=one.lease.ring,
-                slot=one.slot,
-                sampling=one.job.sampling,
-                seed=one.job.seed,
-                last=stop == one.prompt_tokens,
-            )
-        )
-        one.computed = stop
-        return drawn
+    def _prefill(self, one: Sequence, todo: Plan) -> None:
+        """The stages of a chunk that can run; after the last chunk's last, commit the first token."""
+        chunk = _chunk(one, todo.start, todo.stop)
+        for stage in range(todo.first_stage, todo.last_stage):
+            one.carry = self._backend.prefill_stage(chunk, stage, one.carry)
+            one.stage = stage + 1
+        if one.stage < self._capacity.num_stages:
+            return
+        drawn: Drawn | None = one.carry
+        one.stage, one.carry, one.computed = 0, None, todo.stop
+        self._share.serve(one.job.tenant, todo.stop - todo.start)
+        if drawn is not None:
+            self._commit(one, [drawn])
+        elif self._checkpoint_tokens and todo.stop % self._checkpoint_tokens == 0 and one.job.cache:
+            assert one.lease is not None
+            self._cache.checkpoint(one.lease, one.job.prompt[: todo.stop])
 
     def _commit(self, one: Sequence, out: list[Drawn]) -> None:
         """Deliver what was drawn and end the sequence where it ends."""
@@ -148,8 +196,12 @@ class Scheduler:
         if one.first is None:
             one.first = now
             self._measure_prefill(one, now)
+        elif one.latest is not None and out:
+            for _ in out:
+                self._metrics.token_interval((now - one.latest) / len(out))
         one.latest = now
         one.drawn += [drawn.token for drawn in out]
+        self._share.serve(one.job.tenant, len(out))
         one.ticket.put(out)
         if one.drawn[-1] in one.job.stop_ids:
             self._end(one, Status.COMPLETED, "eos")
@@ -165,30 +217,69 @@ class Scheduler:
     # -- coming and going ------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        while self._waiting and self._slots:
-            one = self._waiting[0]
-            try:
-                if not self._start(one):
-                    return
-            except Exception as error:
-                log.exception("admission failed")
-                self._fault(one, error)
+        """Whose turn it is gets state and slot; when there is no room for it, nobody overtakes it."""
+        while self._slots and not self._full:
+            with self._changed:
+                turns = self._share.order(self._waiting)
+            if not turns:
+                return
+            one = turns[0]
+            with self._faults_end(one):
+                self._full = not self._start(one)
 
     def _start(self, one: Sequence) -> bool:
         """Give a waiting sequence its state and slot; False while there is no room for it."""
-        admitted = clock()
-        lease = self._cache.acquire(one.job.prompt, one.job.max_tokens, look_up=one.job.cache)
+        job, admitted = one.job, clock()
+        lease = self._cache.acquire(
+            job.prompt,
+            job.max_tokens,
+            look_up=job.cache,
+            tenant=job.tenant,
+            conversation=job.conversation,
+            after=one.missed or "no_prefix",
+        )
         if lease is None:
             return False
         one.lease, one.slot, one.computed = lease, self._slots.pop(), lease.cached_tokens
         one.admitted = admitted
-        if _uses_history(one.job):
-            self._backend.begin(one.slot, one.job.prompt.tolist())
-        one.restored = clock()
         with self._changed:
             self._waiting.remove(one)
             self._running.append(one)
+        if uses_history(job):
+            self._backend.begin(one.slot, job.prompt.tolist())
+        if lease.restoring is None:
+            one.restored = clock()
         return True
+
+    def _restore(self) -> None:
+        """Take the restores further, a little at a time while others wait for their next token."""
+        decoding = any(not one.prefilling for one in self._running)
+        limit = GROUPS_BESIDE_DECODE if decoding else None
+        for one in list(self._running):
+            lease = one.lease
+            if lease is None or lease.restoring is None:
+                continue
+            with self._faults_end(one):
+                try:
+                    lease.restoring.advance(limit)
+                except CacheError as error:
+                    self._restart(one, lease, error)
+                    continue
+                if lease.restoring.done:
+                    one.restored = clock()
+                    assert one.admitted is not None
+                    self._cache.restored(lease, one.restored - one.admitted)
+
+    def _restart(self, one: Sequence, lease: Lease, error: CacheError) -> None:
+        """A snapshot that could not be restored is a miss: the sequence waits again, in its old place."""
+        self._cache.failed(lease, error)
+        self._slots.append(one.slot)
+        one.missed = "corrupt" if isinstance(error, CorruptSnapshot) else "unavailable"
+        one.lease, one.slot, one.computed, one.stage, one.carry, one.admitted = None, -1, 0, 0, None, None
+        with self._changed:
+            self._running.remove(one)
+            self._waiting.append(one)
+        self._wake()
 
     def _sweep(self) -> None:
         """End what was cancelled, stopped by its caller, or has run out of time."""
@@ -213,10 +304,8 @@ class Scheduler:
     def _end(self, one: Sequence, status: Status, finish: str, *, keep: bool = True, error: str | None = None) -> None:
         generated, conversation = len(one.drawn), None
         with self._changed:
-            if one in self._running:
-                self._running.remove(one)
-            elif one in self._waiting:
-                self._waiting.remove(one)
+            (self._running if one in self._running else self._waiting).remove(one)
+            self._share.leave(one.job.tenant)
         if one.lease is not None:
             state = one.state_tokens()
             if one.ticket.keep_tokens is not None:
@@ -229,53 +318,26 @@ class Scheduler:
             else:
                 self._cache.abort(one.lease)
             self._slots.append(one.slot)
-        one.ticket.put(self._outcome(one, status, finish, generated, conversation, error))
-
-    def _outcome(
-        self, one: Sequence, status: Status, finish: str, generated: int, conversation: str | None, error: str | None
-    ) -> Outcome:
-        ended = clock()
-        saved = one.job.max_tokens - len(one.drawn)
-        c = self._capacity
-        return Outcome(
-            status=status,
-            usage=one.usage(generated),
-            timing=one.timing(ended),
-            telemetry=Telemetry(
-                sampling=one.job.sampling,
-                seed=one.job.seed,
-                finish=finish,
-                bytes_read=one.lease.bytes_read if one.lease else 0,
-                bytes_copied=one.lease.bytes_copied if one.lease else 0,
-                deadline_exceeded=finish == "deadline",
-                saved_steps=saved,
-                saved_bytes=saved * c.page_bytes // c.page_tokens,
-                termination="fault" if status is Status.FAULTED else "ok",
-            ),
-            conversation=conversation,
-            ended=ended,
-            error=error,
-        )
+            self._full = False
+        else:
+            self._metrics.looked_up(Tier.COLD, "not_admitted", one.prompt_tokens, 0)
+        outcome = outcome_of(one, self._capacity, status, finish, generated, conversation, error)
+        self._metrics.ended(status, outcome.usage, outcome.timing)
+        one.ticket.put(outcome)
 
 
-def _row(one: Sequence) -> Row:
+def _chunk(one: Sequence, start: int, stop: int) -> Chunk:
     assert one.lease is not None
-    return Row(
-        token=one.drawn[-1],
-        position=one.prompt_tokens + len(one.drawn) - 1,
+    return Chunk(
+        tokens=one.job.prompt[start:stop].tolist(),
+        start=start,
         pages=one.lease.pages,
         ring=one.lease.ring,
         slot=one.slot,
         sampling=one.job.sampling,
         seed=one.job.seed,
-        budget=one.left,
-        stop_ids=one.job.stop_ids,
+        last=stop == one.prompt_tokens,
     )
-
-
-def _uses_history(job: Job) -> bool:
-    one = job.sampling
-    return (one.repetition_penalty, one.presence_penalty, one.frequency_penalty) != (1.0, 0.0, 0.0)
 
 
 def _run_call(work: Callable[[], Any], future: Future[Any]) -> None:

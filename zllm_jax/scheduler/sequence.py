@@ -8,12 +8,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise
+from typing import Any
 
 import numpy as np
 
 from zllm_jax.cache import Lease
-from zllm_jax.runtime import Drawn
+from zllm_jax.runtime import Drawn, Row
 from zllm_jax.values import Sampling, Status, Telemetry, Tier, Timing, Usage
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,8 @@ class Job:
     """What the scheduler is asked to compute: token ids in, token ids out.
 
     prompt: i32[S]. stop_ids: ids that end the output. single_step: decode one step a call, for a caller that may
-    stop at any token of a state that cannot be truncated. deadline: on `clock`, or None.
+    stop at any token of a state that cannot be truncated. deadline: on `clock`, or None. The tenant, the priority and
+    the conversation are those of `values.Request`.
     """
 
     request_id: str
@@ -35,6 +37,9 @@ class Job:
     seed: int
     stop_ids: tuple[int, ...] = ()
     cache: bool = True
+    tenant: str = ""
+    priority: int = 0
+    conversation: str | None = None
     single_step: bool = False
     started: float = field(default_factory=clock)
     deadline: float | None = None
@@ -113,16 +118,23 @@ class Ticket:
         self._wake()
 
 
+_numbers = count()
+
+
 @dataclass(eq=False)
 class Sequence:
     """A job's mutable state inside the scheduler."""
 
     job: Job
     ticket: Ticket
+    number: int = field(default_factory=_numbers.__next__)
     submitted: float = field(default_factory=clock)
     slot: int = -1
     lease: Lease | None = None
     computed: int = 0  # prompt tokens whose rows are in the state
+    stage: int = 0  # of the chunk under way, stages computed
+    carry: Any = None  # what they left for the next
+    missed: str | None = None  # why a snapshot could not be restored
     drawn: list[int] = field(default_factory=list)
     admitted: float | None = None
     restored: float | None = None
@@ -140,6 +152,11 @@ class Sequence:
     @property
     def left(self) -> int:
         return self.job.max_tokens - len(self.drawn)
+
+    def stages_ready(self, num_stages: int) -> int:
+        """How many stages have all the rows that they need."""
+        restoring = self.lease.restoring if self.lease is not None else None
+        return num_stages if restoring is None else restoring.stages_ready
 
     def state_tokens(self) -> np.ndarray:
         """The tokens whose rows the state holds: all but the last drawn one, which was never fed."""
@@ -166,3 +183,25 @@ class Sequence:
             generated_tokens=generated,
             tier=lease.tier if lease else Tier.COLD,
         )
+
+
+def row_of(one: Sequence) -> Row:
+    """The next decode step of a sequence."""
+    assert one.lease is not None
+    return Row(
+        token=one.drawn[-1],
+        position=one.prompt_tokens + len(one.drawn) - 1,
+        pages=one.lease.pages,
+        ring=one.lease.ring,
+        slot=one.slot,
+        sampling=one.job.sampling,
+        seed=one.job.seed,
+        budget=one.left,
+        stop_ids=one.job.stop_ids,
+    )
+
+
+def uses_history(job: Job) -> bool:
+    """Whether the job's penalties need to know which tokens there were."""
+    one = job.sampling
+    return (one.repetition_penalty, one.presence_penalty, one.frequency_penalty) != (1.0, 0.0, 0.0)

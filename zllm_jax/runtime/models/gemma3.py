@@ -18,6 +18,9 @@ from zllm_jax.runtime.specs import ArraySpec, LayerSpec, PagedSpec, ParamSpecs, 
 from zllm_jax.runtime.state import LayerState
 
 
+Weights = Mapping[str, jax.Array]
+
+
 def param_specs(cfg: ModelConfig) -> ParamSpecs:
     """Name -> shape, logical axes and initialiser of every parameter."""
     D, H = cfg.embed_dim, cfg.head_dim
@@ -39,24 +42,41 @@ def state_spec(cfg: ModelConfig) -> StateSpec:
     return StateSpec(tuple(layer(i) for i in range(cfg.num_layers)))
 
 
-def forward(
-    params: Mapping[str, Any], layers: tuple[LayerState, ...], batch: Batch, cfg: ModelConfig
-) -> tuple[jax.Array, tuple[LayerState, ...]]:
-    """Hidden states after the final norm [B, T, D], and the layers' states with the batch's rows written."""
+def embed(params: Mapping[str, Any], batch: Batch, cfg: ModelConfig) -> jax.Array:
+    """Hidden states [B, T, D] before the first layer."""
     x = params["embed"][batch.tokens]
-    x = x * jnp.asarray(cfg.embed_dim**0.5, x.dtype)
+    return x * jnp.asarray(cfg.embed_dim**0.5, x.dtype)
+
+
+def blocks(
+    weights: tuple[Weights, ...],
+    layers: tuple[LayerState, ...],
+    x: jax.Array,
+    batch: Batch,
+    cfg: ModelConfig,
+    kinds: tuple[LayerSpec, ...],
+) -> tuple[jax.Array, tuple[LayerState, ...]]:
+    """Hidden states [B, T, D] after some consecutive layers, and their states with the batch's rows written.
+
+    kinds: what each layer keeps as the model declares it, which says whether it is a local one.
+    """
     wide = rotation(cfg.rope, cfg.head_dim, batch.positions)
     near = rotation(cfg.local_rope or cfg.rope, cfg.head_dim, batch.positions)
     written = []
-    for i, (weights, kept) in enumerate(zip(params["layers"], layers, strict=True)):
-        x, kept = _block(weights, kept, x, batch, *(near if cfg.is_local(i) else wide), cfg=cfg)
+    for one, kept, kind in zip(weights, layers, kinds, strict=True):
+        x, kept = _block(one, kept, x, batch, *(near if isinstance(kind, RingSpec) else wide), cfg=cfg)
         written.append(kept)
-    return rms_norm(x, params["final_norm"], cfg.rms_eps), tuple(written)
+    return x, tuple(written)
+
+
+def finish(params: Mapping[str, Any], x: jax.Array, cfg: ModelConfig) -> jax.Array:
+    """Hidden states [B, T, D] after the last layer, ready for the head."""
+    return rms_norm(x, params["final_norm"], cfg.rms_eps)
 
 
 @partial(jax.jit, static_argnames="cfg")  # traced and lowered once a kind of layer, inlined by the compiler
 def _block(
-    p: Mapping[str, jax.Array],
+    p: Weights,
     kept: LayerState,
     x: jax.Array,
     batch: Batch,

@@ -13,8 +13,11 @@ from zllm_jax.runtime.attend import attend
 from zllm_jax.runtime.batch import Batch
 from zllm_jax.runtime.layers import gated_mlp, product, rms_norm
 from zllm_jax.runtime.rope import rotate, rotation
-from zllm_jax.runtime.specs import ArraySpec, PagedSpec, ParamSpecs, StateSpec, decoder_specs
+from zllm_jax.runtime.specs import ArraySpec, LayerSpec, PagedSpec, ParamSpecs, StateSpec, decoder_specs
 from zllm_jax.runtime.state import LayerState
+
+
+Weights = Mapping[str, jax.Array]
 
 
 def param_specs(cfg: ModelConfig) -> ParamSpecs:
@@ -38,22 +41,36 @@ def state_spec(cfg: ModelConfig) -> StateSpec:
     return StateSpec((PagedSpec(cfg.num_kv_heads, cfg.head_dim),) * cfg.num_layers)
 
 
-def forward(
-    params: Mapping[str, Any], layers: tuple[LayerState, ...], batch: Batch, cfg: ModelConfig
+def embed(params: Mapping[str, Any], batch: Batch, cfg: ModelConfig) -> jax.Array:
+    """Hidden states [B, T, D] before the first layer."""
+    return params["embed"][batch.tokens]
+
+
+def blocks(
+    weights: tuple[Weights, ...],
+    layers: tuple[LayerState, ...],
+    x: jax.Array,
+    batch: Batch,
+    cfg: ModelConfig,
+    kinds: tuple[LayerSpec, ...],
 ) -> tuple[jax.Array, tuple[LayerState, ...]]:
-    """Hidden states after the final norm [B, T, D], and the layers' states with the batch's rows written."""
-    x = params["embed"][batch.tokens]
+    """Hidden states [B, T, D] after some consecutive layers, and their states with the batch's rows written."""
     cos, sin = rotation(cfg.rope, cfg.head_dim, batch.positions)
     written = []
-    for weights, kept in zip(params["layers"], layers, strict=True):
-        x, kept = _block(weights, kept, x, batch, cos, sin, cfg=cfg)
+    for one, kept, _ in zip(weights, layers, kinds, strict=True):
+        x, kept = _block(one, kept, x, batch, cos, sin, cfg=cfg)
         written.append(kept)
-    return rms_norm(x, params["final_norm"], cfg.rms_eps), tuple(written)
+    return x, tuple(written)
+
+
+def finish(params: Mapping[str, Any], x: jax.Array, cfg: ModelConfig) -> jax.Array:
+    """Hidden states [B, T, D] after the last layer, ready for the head."""
+    return rms_norm(x, params["final_norm"], cfg.rms_eps)
 
 
 @partial(jax.jit, static_argnames="cfg")  # traced and lowered once for all layers, inlined by the compiler
 def _block(
-    p: Mapping[str, jax.Array],
+    p: Weights,
     kept: LayerState,
     x: jax.Array,
     batch: Batch,

@@ -1,0 +1,284 @@
+"""The index of snapshots and the files below it, in step: recovery, other processes, quarantine, quota, collection.
+
+What says "the caller is alone" needs `alone`; the rest may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from zllm_jax.cache.manifest import MAX_MANIFEST_BYTES, BadManifest, Manifest, parse, valid_id
+from zllm_jax.cache.snapshot_files import CHUNKS, MANIFESTS, Files, Stat
+from zllm_jax.cache.snapshot_ledger import Ledger, SnapshotInfo
+from zllm_jax.cache.snapshot_writer import chunk_path
+from zllm_jax.errors import CacheError, CorruptSnapshot, StoreUnavailable
+
+log = logging.getLogger(__name__)
+
+_OURS = re.compile(r"[0-9a-f]{32}(\.__lock)?")
+_HALF = re.compile(r"[0-9a-f]{32}\.__lock")  # TensorStore writes beside the target first
+_NOTHING: Mapping[str, Stat] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Underway:
+    """A snapshot that is being written: the bytes that it may take more, and its base ("" without)."""
+
+    nbytes: int
+    base: str
+
+
+def manifest_path(id: str) -> str:
+    return f"{MANIFESTS}/{id}"
+
+
+class Shelf:
+    """The live snapshots of one namespace. The options are those of `SnapshotStore`.
+
+    lock: of `ledger` and `underway`; taken last, and never held while files are touched.
+    bad: chunk files that were found broken.
+    """
+
+    def __init__(self, files: Files, key: str, max_bytes: int | None, grace_s: float, repair: bool) -> None:
+        self.files = files
+        self.key = key
+        self.broken: dict[str, str] = {}
+        self.bad: set[str] = set()
+        self.lock = threading.Lock()
+        self.ledger = Ledger()
+        self.underway: dict[str, Underway] = {}
+        self._max_bytes, self._grace_s, self._repair = max_bytes, grace_s, repair
+        self._turn = threading.Lock()  # one thread at a time changes index and files
+        self._passed: set[str] = set()  # manifests that stay out: deleted in vain, or of another version
+        self._foreign = False  # there are manifests of another version, which may name any chunk
+        self._stamp: object = None
+        with self._turn:
+            there = files.list(CHUNKS)
+            self._refresh(there)
+            self._start(there)
+
+    def changed(self) -> bool:
+        """Whether somebody else announced a change since the last refresh."""
+        return self.files.changes() != self._stamp
+
+    def refresh(self) -> None:
+        """See what other processes did; what is new and not whole is dropped."""
+        with self._turn:
+            self._refresh()
+
+    @contextmanager
+    def alone(self, passing: str = "") -> Iterator[None]:
+        """Change files while no other thread or process does, knowing what they did before, but for `passing`."""
+        with self._turn, self.files.exclusive():
+            self._passed.add(passing)
+            if self.changed():
+                self._refresh()
+            try:
+                yield
+            finally:
+                try:
+                    self.files.announce()
+                    self._stamp = self.files.changes()
+                except StoreUnavailable as error:
+                    log.warning("other processes learn of a change of %s later: %s", self.files.where, error)
+
+    def open(self, id: str) -> tuple[Manifest, int]:
+        """The manifest, checked against the entry's name and the namespace; its size. Raises CacheError."""
+        self.check_id(id)
+        where = f"{self.files.where}/{manifest_path(id)}"
+        data = self.files.read(manifest_path(id), MAX_MANIFEST_BYTES)
+        try:
+            manifest = parse(data)
+        except BadManifest as error:
+            raise CorruptSnapshot(f"{where}: {error}", path=where) from error
+        if manifest.id != id or manifest.namespace != self.key:
+            raise CorruptSnapshot(f"{where} belongs to another snapshot or namespace", path=where)
+        return manifest, len(data)
+
+    def check_id(self, id: str) -> None:
+        if not valid_id(id):
+            raise CorruptSnapshot(f"{id!r} is no snapshot of {self.files.where}", path=self.files.where)
+
+    def over_quota(self) -> bool:
+        """Whether what is there and on its way is too much. The caller holds `lock`."""
+        taken = self.ledger.nbytes + sum(one.nbytes for one in self.underway.values())
+        return self._max_bytes is not None and taken > self._max_bytes
+
+    def make_room(
+        self, id: str = "", chunks: Mapping[str, int] = MappingProxyType({}), manifest_bytes: int = 0
+    ) -> None:
+        """The caller is alone: remove snapshots until all fits the quota; `id`, on its way, takes just what is given."""
+        now_s = time.time()
+        while True:
+            with self.lock:
+                if id:
+                    new = sum(nbytes for name, nbytes in chunks.items() if self.ledger.size(name) is None)
+                    self.underway[id] = replace(self.underway[id], nbytes=new + manifest_bytes)
+                bases = {one.base for one in self.underway.values()}
+                victim = self.ledger.cheapest(now_s, bases) if self.over_quota() else None
+            if victim is None:
+                return
+            log.info("snapshot %s makes room in %s", victim, self.files.where)
+            self.remove(victim)
+
+    def remove(self, id: str) -> None:
+        """The caller is alone: delete a snapshot's manifest, then the chunks that it alone named."""
+        with self.lock:
+            unused = self.ledger.remove(id)
+        self._passed.add(id)
+        self.files.delete(manifest_path(id))
+        self._passed.discard(id)
+        for name in unused:
+            self.files.delete(chunk_path(name))
+
+    def discard(self, id: str, written: Collection[str]) -> None:
+        """The caller is alone, passing `id`: nothing stays of a snapshot whose commit failed, or was not tried."""
+        self.files.delete(manifest_path(id))  # its write may have failed after the rename
+        self._passed.discard(id)
+        with self.lock:
+            unused = self.ledger.unused(written)
+        for name in unused:
+            self.files.delete(chunk_path(name))
+
+    def admit(self, manifest: Manifest, chunks: Mapping[str, int], manifest_bytes: int, used_s: float) -> SnapshotInfo:
+        """List a snapshot that is whole."""
+        info = SnapshotInfo(
+            id=manifest.id,
+            namespace=self.key,
+            tenant=manifest.tenant,
+            num_tokens=len(manifest.tokens),
+            nbytes=manifest_bytes + sum(chunks.values()),
+            created_s=manifest.created_s,
+            last_used_s=used_s,
+            meta=manifest.meta,
+        )
+        with self.lock:
+            self.ledger.add(info, chunks, manifest_bytes)
+        return info
+
+    def check_chunk(self, name: str, nbytes: int) -> None:
+        """Raises CorruptSnapshot for a chunk that is not there or has another size."""
+        found = self.files.stat(chunk_path(name))
+        if found is None or found.nbytes not in (None, nbytes):
+            self.bad.add(name)
+            where = f"{self.files.where}/{chunk_path(name)}"
+            there = "no file" if found is None else f"{found.nbytes} bytes"
+            raise CorruptSnapshot(f"{where}: there is {there}, the manifest says {nbytes} bytes", path=where)
+
+    def set_aside(self, id: str, reason: str) -> None:
+        """The caller is alone: move a manifest and its broken chunks away, and with them whoever names these."""
+        try:
+            chunks: Sequence[str] = tuple(self.open(id)[0].chunks())
+        except CacheError:
+            chunks = ()
+        bad = [name for name in chunks if name in self.bad]
+        with self.lock:
+            also = {other for name in bad for other in self.ledger.naming(name)} - {id}
+            unused = [name for other in (id, *also) for name in self.ledger.remove(other)]
+        self._passed.update((id, *also))
+        paths = [*map(manifest_path, (id, *also)), *map(chunk_path, bad)]
+        target = self.files.set_aside(paths, id, reason)
+        self._passed.difference_update((id, *also))
+        self.bad.difference_update(bad)
+        for name in unused:
+            self.files.delete(chunk_path(name))
+        log.warning("snapshot %s in %s is out of service (%s): %s", id, self.files.where, target, reason)
+        for other in also:
+            log.warning("snapshot %s in %s goes too: it needs the same broken file", other, self.files.where)
+
+    def sweep(self, there: Mapping[str, Stat]) -> int:
+        """The caller is alone: remove files that nobody names and that are old enough; the bytes that they took."""
+        freed = 0
+        for path in self._orphans(there):
+            now = self.files.stat(path)
+            if now is not None and self._is_old(now):
+                self.files.delete(path)
+                freed += now.nbytes or 0
+        if freed:
+            log.warning("%d bytes that were never committed are removed from %s", freed, self.files.where)
+        return freed
+
+    def _refresh(self, there: Mapping[str, Stat] = _NOTHING) -> None:
+        """Read new manifests, forget those that are gone. there: chunk files that were seen."""
+        stamp = self.files.changes()
+        found = {id: stat for id, stat in self.files.list(MANIFESTS).items() if valid_id(id)}
+        with self.lock:
+            known = {info.id: info for info in self.ledger.infos()}
+            for id in known.keys() - found.keys():
+                self.ledger.remove(id)
+            for id in known.keys() & found.keys():
+                used_s = found[id].changed_s
+                if used_s is not None and used_s > known[id].last_used_s:
+                    self.ledger.update(replace(known[id], last_used_s=used_s))
+        self._passed &= found.keys()
+        for id in found.keys() - known.keys() - self._passed - self.broken.keys():
+            self._look_at(id, found[id], there)
+        self._stamp = stamp
+
+    def _look_at(self, id: str, found: Stat, there: Mapping[str, Stat]) -> None:
+        """List a snapshot when it is whole, drop it with a reason when it is not."""
+        try:
+            manifest, manifest_bytes = self.open(id)
+            chunks = manifest.chunks()
+            for name, nbytes in chunks.items():
+                with self.lock:
+                    known = self.ledger.size(name)
+                if known != nbytes and (name not in there or there[name].nbytes != nbytes):
+                    self.check_chunk(name, nbytes)
+        except CorruptSnapshot as error:
+            self._take_out(id, error)
+        except CacheError as error:
+            log.warning("snapshot %s is left out: %s", id, error)
+        else:
+            used_s = manifest.created_s if found.changed_s is None else found.changed_s
+            self.admit(manifest, chunks, manifest_bytes, used_s)
+
+    def _take_out(self, id: str, error: CorruptSnapshot) -> None:
+        if isinstance(error.__cause__, BadManifest) and error.__cause__.unknown_version:
+            log.warning("snapshot %s is left alone: %s", id, error)
+            self._passed.add(id)
+            self._foreign = True
+        elif not self._repair:
+            self.broken[id] = str(error)
+        else:
+            try:
+                if self.files.stat(manifest_path(id)) is not None:  # else another process has deleted it meanwhile
+                    self.set_aside(id, str(error))
+            except CacheError as second:
+                log.warning("snapshot %s is left out: %s (%s)", id, error, second)
+
+    def _start(self, there: Mapping[str, Stat]) -> None:
+        """After the first look: speak of what an older version left, collect what crashes left."""
+        try:
+            old = [name for name in self.files.list("") if valid_id(name)]
+            if old:
+                log.warning("%d snapshots of version 1 in %s are left alone: remove them", len(old), self.files.where)
+            if self._repair and self._orphans(there):
+                with self.files.exclusive():
+                    self._refresh()
+                    self.sweep(there)
+        except StoreUnavailable as error:
+            log.warning("what crashes left in %s stays: %s", self.files.where, error)
+
+    def _orphans(self, there: Mapping[str, Stat]) -> Sequence[str]:
+        """The paths of chunk files that nobody names, and of half-written files, that are old enough."""
+        if self._foreign:
+            return ()
+        with self.lock:
+            unused = self.ledger.unused(name for name in there if _OURS.fullmatch(name))
+        found = {chunk_path(name): there[name] for name in unused}
+        manifests = self.files.list(MANIFESTS).items()
+        found |= {manifest_path(name): stat for name, stat in manifests if _HALF.fullmatch(name)}
+        return [path for path, stat in found.items() if self._is_old(stat)]
+
+    def _is_old(self, found: Stat) -> bool:
+        if found.nbytes == -1:
+            return False
+        return self._grace_s == 0 if found.changed_s is None else found.changed_s <= time.time() - self._grace_s

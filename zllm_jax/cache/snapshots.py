@@ -1,0 +1,159 @@
+"""The second tier as the cache looks at it: which snapshots there are, by their tokens; a failure is a miss."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from zllm_jax.buffers import RowLayout
+from zllm_jax.cache.index import Match, PrefixIndex
+from zllm_jax.cache.snapshot import Base, SnapshotInfo, SnapshotReader, SnapshotStore
+from zllm_jax.errors import CacheError, CorruptSnapshot
+
+log = logging.getLogger(__name__)
+
+REST_S = 30.0  # how long a snapshot that could not be read is left alone
+
+
+class Snapshots:
+    """What `store` holds, to be looked up. All but `open` belong to the device's thread.
+
+    threads: delete and quarantine there. truncatable: whether a state may be cut at any token.
+    """
+
+    def __init__(
+        self,
+        store: SnapshotStore,
+        threads: ThreadPoolExecutor,
+        *,
+        truncatable: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store = store
+        self._threads, self._truncatable, self._clock = threads, truncatable, clock
+        self._leaving: dict[str, Future[None]] = {}
+        self._index = PrefixIndex()
+        self._meta: dict[str, Mapping[str, Any]] = {}
+        self._resting: dict[str, float] = {}
+        self._replaced: dict[str, str] = {}
+        self.sync()
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._index
+
+    def __iter__(self) -> Iterator[str]:
+        return (str(key) for key in self._index)
+
+    @property
+    def index_bytes(self) -> int:
+        return self._index.nbytes
+
+    def tokens(self, id: str) -> np.ndarray:
+        return self._index.tokens(id)
+
+    def meta(self, id: str) -> Mapping[str, Any]:
+        return self._meta[id]
+
+    def look(self) -> None:
+        """Note what other processes committed or deleted; costs one stat when they did not."""
+        now = self._clock()
+        rested = any(until <= now for until in self._resting.values())
+        try:
+            if rested or self.store.changed():
+                self.store.refresh()
+                self.sync()
+        except CacheError as error:
+            log.warning("the snapshots in %s cannot be listed: %s", self.store.where, error)
+
+    def sync(self) -> None:
+        """Index what the store lists, forget what it does not."""
+        now = self._clock()
+        self._resting = {id: until for id, until in self._resting.items() if until > now}
+        self._leaving = {id: work for id, work in self._leaving.items() if not work.done()}
+        there = {info.id: info for info in self.store.list()}
+        for id in [id for id in self if id not in there]:
+            self.forget(id)
+        for id, info in there.items():
+            if id not in self._index and id not in self._resting and id not in self._leaving:
+                try:
+                    self.add(info, self.store.tokens(id))
+                except CacheError as error:
+                    self.fail(id, error)
+
+    def add(self, info: SnapshotInfo, tokens: np.ndarray) -> None:
+        if info.id not in self._index:
+            self._index.add(info.id, tokens, info.tenant)
+            self._meta[info.id] = info.meta
+
+    def longest(self, prompt: np.ndarray, tenant: str) -> Match | None:
+        """The longest common prefix, whether or not it can be reused."""
+        return self._index.longest(prompt, tenant)
+
+    def usable(self, prompt: np.ndarray, tenant: str) -> Match | None:
+        """The longest prefix that can be reused."""
+        return (self._index.longest if self._truncatable else self._index.longest_whole)(prompt, tenant)
+
+    def base(self, base: Base | None) -> Base | None:
+        """The same rows in a snapshot that is still there; None when no such is known."""
+        while base is not None and base.id not in self._index:
+            heir = self._replaced.get(base.id)
+            base = Base(heir, base.num_tokens) if heir is not None else None
+        return base
+
+    def supersede(self, info: SnapshotInfo, tokens: np.ndarray, base: Base | None) -> None:
+        """Delete the snapshots whose every use the new one serves as well."""
+        for key in self._index.prefixes_of(tokens, info.tenant):
+            old = str(key)
+            same = len(self._index.tokens(key)) == len(tokens)
+            if old != info.id and (self._truncatable or same):
+                if base is not None and base.id == old:
+                    self._replaced[old] = info.id
+                self.delete(old)
+
+    def open(self, id: str, tokens: np.ndarray, layout: RowLayout) -> SnapshotReader:
+        """A reader of the snapshot that was indexed with `tokens`. Any thread. Raises CacheError."""
+        reader = self.store.reader(id, layout)
+        if not np.array_equal(reader.tokens, tokens):
+            reader.close()
+            raise CorruptSnapshot(f"snapshot {id} holds other tokens than when it was indexed")
+        return reader
+
+    def fail(self, id: str, error: CacheError) -> None:
+        """A snapshot that could not be read: out of the index, for good when it is broken."""
+        log.warning("snapshot %s is a miss: %s", id, error)
+        self.forget(id)
+        if not isinstance(error, CorruptSnapshot):
+            self._resting[id] = self._clock() + REST_S
+            return
+        self._leaving[id] = self._threads.submit(self._quarantine, id, str(error))
+
+    def delete(self, id: str) -> None:
+        self.forget(id)
+        self._leaving[id] = self._threads.submit(self._delete, id)
+
+    def settle(self) -> None:
+        """Wait for what is being deleted."""
+        for work in self._leaving.values():
+            work.result()
+
+    def _quarantine(self, id: str, reason: str) -> None:
+        try:
+            self.store.quarantine(id, reason)
+        except CacheError as error:
+            log.warning("snapshot %s could not be quarantined: %s", id, error)
+
+    def _delete(self, id: str) -> None:
+        try:
+            self.store.delete(id)
+        except CacheError as error:
+            log.warning("snapshot %s stays on disk: %s", id, error)
+
+    def forget(self, id: str) -> None:
+        if id in self._index:
+            self._index.remove(id)
+            del self._meta[id]

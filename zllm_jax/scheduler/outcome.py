@@ -1,0 +1,42 @@
+"""How a sequence ended, as its caller is told."""
+
+from __future__ import annotations
+
+from zllm_jax.runtime import Capacity
+from zllm_jax.scheduler.sequence import Outcome, Sequence, clock
+from zllm_jax.values import Status, Telemetry
+
+
+def outcome_of(
+    one: Sequence,
+    capacity: Capacity,
+    status: Status,
+    finish: str,
+    generated: int,
+    conversation: str | None,
+    error: str | None,
+) -> Outcome:
+    """The outcome of a sequence that ends now. generated: tokens of the output; conversation: its id in the cache."""
+    ended = clock()
+    saved = one.job.max_tokens - len(one.drawn)
+    lease = one.lease
+    return Outcome(
+        status=status,
+        usage=one.usage(generated),
+        timing=one.timing(ended),
+        telemetry=Telemetry(
+            sampling=one.job.sampling,
+            seed=one.job.seed,
+            finish=finish,
+            bytes_read=lease.bytes_read if lease is not None else 0,
+            bytes_copied=lease.bytes_copied if lease is not None else 0,
+            deadline_exceeded=finish == "deadline",
+            saved_steps=saved,
+            saved_bytes=saved * capacity.page_bytes // capacity.page_tokens,
+            termination="fault" if status is Status.FAULTED else "ok",
+            near_miss=lease.near_miss if lease is not None else None,
+        ),
+        conversation=conversation,
+        ended=ended,
+        error=error,
+    )
