@@ -95,6 +95,7 @@ def test_a_wrong_request_names_its_parameter(arguments: dict[str, Any], param: s
         {"dtype": "float16"},
         {"state_dtype": "int8"},
         {"decode_steps": 0},
+        {"tensor_parallel": 0},
         {"max_queue": 0},
         {"prefill_buckets": ()},
         {"prefill_buckets": (128, 32)},

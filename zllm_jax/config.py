@@ -98,6 +98,7 @@ class EngineConfig:
     page_tokens: tokens a page (C). device_cache_bytes: budget of pages and rings in device memory (None: what one
         sequence needs).
     prefill_buckets, decode_buckets: compiled lengths and row counts. decode_steps: steps a device call.
+    tensor_parallel: devices that share every layer by heads, ffn columns and vocabulary.
     dtype: of weights and activations; state_dtype: of keys and values (None: same).
     store: folder of the snapshots (None: below ZLLM_HOME); disk_cache: False keeps no second tier.
     disk_cache_bytes: quota of the snapshots; those worth least make room.
@@ -117,6 +118,7 @@ class EngineConfig:
     prefill_buckets: tuple[int, ...] = (32, 256)
     decode_buckets: tuple[int, ...] = (1, 8)
     decode_steps: int = 4
+    tensor_parallel: int = 1
     dtype: Dtype = "float32"
     state_dtype: Dtype | None = None
     store: Path | None = None
@@ -137,9 +139,10 @@ class EngineConfig:
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ConfigError(f"EngineConfig.{name} is {getattr(self, name)}, must be positive")
 
-        for name in ("max_batch", "page_tokens", "device_cache_bytes", "decode_steps", "max_queue", "disk_cache_bytes"):
+        for name in ("max_batch", "max_seq_tokens", "page_tokens", "device_cache_bytes", "decode_steps"):
             positive(name)
-        positive("max_seq_tokens")
+        for name in ("tensor_parallel", "max_queue", "disk_cache_bytes"):
+            positive(name)
         for name in ("prefix_rounds", "checkpoint_tokens"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"EngineConfig.{name} is {getattr(self, name)}, must be at least 0")

@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from zllm_jax.buffers import RowSource
+from zllm_jax.buffers import ALIGNMENT, RowLayout, RowSpec
 from zllm_jax.config import ModelConfig, RopeConfig
 from zllm_jax.errors import BudgetExceeded
 from zllm_jax.metrics import Metrics
@@ -32,7 +32,7 @@ from zllm_jax.values import (
 )
 
 if TYPE_CHECKING:
-    from zllm_jax.runtime import Capacity, Chunk, Drawn, Row, RowLayout
+    from zllm_jax.runtime import Capacity, Chunk, Copying, Drawn, Row
 
 
 class ByteTokenizer:
@@ -293,13 +293,16 @@ def _chained(chain: int, token: int) -> int:
 class ScriptedBackend:
     """A device without a model (`runtime.Backend`), which notices when it is handed a state that is not what it seems.
 
-    The row of a token is (token, position, fingerprint of the history up to it). Whenever a sequence is computed,
-    read or continued, the rows under its page table must be one unbroken history, or `AssertionError` names the row:
-    so a wrong page, a stale row, a page that another sequence wrote to, or a ring at another position is seen at once.
+    The row of a token is (token, position, fingerprint of the history up to it); each stage keeps its own. Whenever a
+    stage computes or continues a sequence, its rows under the page table must be one unbroken history, or
+    `AssertionError` names the row: so a wrong page, a stale row, a page that another sequence wrote to, a ring at
+    another position, or a stage that computes before its rows were written is seen at once.
 
     window: tokens of a ring that a sequence keeps besides its pages (0: none, the state can be cut anywhere).
-    next_token: the token that follows a history (prompt and output so far), given sampling and seed.
-    before: called with the name of each call of `Backend` before it does anything; it may raise, wait or count.
+    group_pages: of one transfer. next_token: the token that follows a history (prompt and output so far), given
+    sampling and seed. before: called with the name of each call of `Backend` before it does anything; it may raise,
+    wait or count. hold_copies: a copy into the state is done only once it is waited for or `end_copies` is called, and
+    then its source must not have changed.
     """
 
     def __init__(
@@ -313,8 +316,11 @@ class ScriptedBackend:
         num_rings: int = 8,
         chunk_sizes: tuple[int, ...] = (4, 16),
         decode_steps: int = 4,
+        num_stages: int = 2,
+        group_pages: int = 2,
         next_token: NextToken = chained_token,
         before: Callable[[str], None] = lambda name: None,
+        hold_copies: bool = False,
     ) -> None:
         from zllm_jax.runtime import Capacity  # here, because the runtime imports jax and this module must not
 
@@ -324,33 +330,33 @@ class ScriptedBackend:
             num_rings=num_rings if window else 0,
             num_slots=num_slots,
             max_pages=max_pages,
-            page_bytes=page_tokens * _ROW_BYTES,
-            ring_bytes=window * _ROW_BYTES,
+            page_bytes=num_stages * page_tokens * _ROW_BYTES,
+            ring_bytes=num_stages * window * _ROW_BYTES,
             truncatable=not window,
             chunk_sizes=chunk_sizes,
             decode_steps=decode_steps,
+            num_stages=num_stages,
+            group_tokens=group_pages * page_tokens,
         )
-        rows = np.dtype(np.int64)
-        self.row_layout: RowLayout = {"paged.rows": (rows, (None, 3), 0)}
-        if window:
-            self.row_layout = {**self.row_layout, "ring.rows": (rows, (window, 3), None)}
-        self.next_token, self.before = next_token, before
-        self.num_computed = 0  # tokens whose rows were computed here
-        self._window = window
-        self._pages = np.full((num_pages, page_tokens, 3), -1, np.int64)
-        self._rings = np.full((num_rings, window, 3), -1, np.int64)
+        self.next_token, self.before, self.hold_copies = next_token, before, hold_copies
+        self.num_computed = 0  # tokens whose rows were computed here, by all stages
+        self._stages = [_ScriptedStage(i, num_pages, page_tokens, num_rings, window) for i in range(num_stages)]
+        self.row_layout: RowLayout = {name: spec for stage in self._stages for name, spec in stage.layout.items()}
+        self._copies: list[_ScriptedCopy] = []
 
     def begin(self, slot: int, tokens: Sequence[int]) -> None:
         self.before("begin")
 
     def prefill(self, chunk: Chunk) -> Drawn | None:
         self.before("prefill")
-        if len(chunk.tokens) > self.capacity.chunk_sizes[-1]:
-            raise AssertionError(f"a chunk of {len(chunk.tokens)} tokens, at most {self.capacity.chunk_sizes[-1]}")
-        history = self._history(chunk.pages, chunk.ring, chunk.start)
-        for token in chunk.tokens:
-            self._append(history, token, chunk.pages, chunk.ring)
-        return self._draw(history, chunk.sampling, chunk.seed) if chunk.last else None
+        carry: Any = None
+        for stage in self._stages:
+            carry = self._prefill(chunk, stage, carry)
+        return cast("Drawn | None", carry)
+
+    def prefill_stage(self, chunk: Chunk, stage: int, carry: Any) -> Any:
+        self.before("prefill_stage")
+        return self._prefill(chunk, self._stages[stage], carry)
 
     def decode(self, rows: Sequence[Row], steps: int) -> list[list[Drawn]]:
         self.before("decode")
@@ -360,33 +366,73 @@ class ScriptedBackend:
 
     def copy_page(self, source: int, target: int) -> None:
         self.before("copy_page")
-        self._pages[target] = self._pages[source]
+        for stage in self._stages:
+            stage.pages[target] = stage.pages[source]
 
     def copy_ring(self, source: int, target: int) -> None:
         self.before("copy_ring")
-        self._rings[target] = self._rings[source]
+        for stage in self._stages:
+            stage.rings[target] = stage.rings[source]
 
-    def read(self, pages: Sequence[int], ring: int, num_tokens: int) -> dict[str, np.ndarray]:
-        self.before("read")
-        self._history(pages, ring, num_tokens)
-        rows = {"paged.rows": self._pages[list(pages)].reshape(-1, 3)[:num_tokens]}
-        return rows | ({"ring.rows": self._rings[ring].copy()} if self._window else {})
+    def read_pages(self, stage: int, pages: Sequence[int]) -> dict[str, Any]:
+        """Besides, each page must hold rows that were computed or restored: all of it, but for the last one's end."""
+        self.before("read_pages")
+        return self._stages[stage].read_pages(pages, self.capacity.group_tokens)
 
-    def write(self, source: RowSource, pages: Sequence[int], ring: int) -> int:
-        self.before("write")
-        for i, page in enumerate(pages):
-            source.fill(i * self.capacity.page_tokens, {"paged.rows": self._pages[page]})()
-        if self._window:
-            self._rings[ring] = source.fixed()["ring.rows"]
-        return len(pages) * self.capacity.page_bytes + self.capacity.ring_bytes
+    def read_ring(self, stage: int, ring: int) -> dict[str, Any]:
+        self.before("read_ring")
+        return self._stages[stage].read_ring(ring)
+
+    def write_pages(self, stage: int, rows: Mapping[str, np.ndarray], pages: Sequence[int]) -> Copying:
+        self.before("write_pages")
+        self._stages[stage].write_pages(rows, pages, self.capacity.group_tokens)
+        return self._copying(rows)
+
+    def write_ring(self, stage: int, rows: Mapping[str, np.ndarray], ring: int) -> Copying:
+        self.before("write_ring")
+        self._stages[stage].write_ring(rows, ring)
+        return self._copying(rows)
+
+    def end_copies(self) -> int:
+        """End the copies that are held; returns how many. `AssertionError` if the source of one has changed."""
+        held = [copy for copy in self._copies if not copy.done()]
+        for copy in held:
+            copy.wait()
+        self._copies.clear()
+        return len(held)
+
+    def _copying(self, rows: Mapping[str, np.ndarray]) -> Copying:
+        copy = _ScriptedCopy(rows)
+        if self.hold_copies:
+            self._copies.append(copy)
+        else:
+            copy.wait()
+        return copy
+
+    def _prefill(self, chunk: Chunk, stage: _ScriptedStage, carry: Any) -> Any:
+        if len(chunk.tokens) > self.capacity.chunk_sizes[-1]:
+            raise AssertionError(f"a chunk of {len(chunk.tokens)} tokens, at most {self.capacity.chunk_sizes[-1]}")
+        if carry != (None if stage.index == 0 else (chunk, stage.index)):
+            raise AssertionError(
+                f"stage {stage.index} of {chunk} was handed {carry}, not what the stage before returned"
+            )
+        history = stage.history(chunk.pages, chunk.ring, chunk.start)
+        for token in chunk.tokens:
+            stage.append(history, token, chunk.pages, chunk.ring)
+        if stage.index < len(self._stages) - 1:
+            return chunk, stage.index + 1
+        self.num_computed += len(chunk.tokens)
+        return self._draw(history, chunk.sampling, chunk.seed) if chunk.last else None
 
     def _decode(self, row: Row, steps: int) -> list[Drawn]:
-        history = self._history(row.pages, row.ring, row.position)
+        histories = [stage.history(row.pages, row.ring, row.position) for stage in self._stages]
         out: list[Drawn] = []
         token = row.token
         while len(out) < min(steps, row.budget) and (not out or token not in row.stop_ids):
-            self._append(history, token, row.pages, row.ring)
-            out.append(self._draw(history, row.sampling, row.seed))
+            for stage, history in zip(self._stages, histories, strict=True):
+                stage.append(history, token, row.pages, row.ring)
+            self.num_computed += 1
+            out.append(self._draw(histories[-1], row.sampling, row.seed))
             token = out[-1].token
         return out
 
@@ -396,36 +442,105 @@ class ScriptedBackend:
         token = self.next_token(history, sampling, seed)
         return Drawn(token, None if sampling.logprobs is None else _logprob(token, sampling.logprobs))
 
-    def _append(self, history: list[int], token: int, pages: Sequence[int], ring: int) -> None:
-        position = len(history)
-        before = int(self._pages[self._place(pages, position - 1)][2]) if position else 0
-        row = token, position, _chained(before, token)
-        self._pages[self._place(pages, position)] = row
-        if self._window:
-            self._rings[ring, position % self._window] = row
-        history.append(token)
-        self.num_computed += 1
 
-    def _history(self, pages: Sequence[int], ring: int, num_tokens: int) -> list[int]:
+class _ScriptedCopy:
+    """A copy that is made, but not said to be."""
+
+    def __init__(self, rows: Mapping[str, np.ndarray]) -> None:
+        self._rows, self._copied = rows, {name: part.copy() for name, part in rows.items()}
+        self._done = False
+
+    def done(self) -> bool:
+        return self._done
+
+    def wait(self) -> None:
+        self._done = True
+        for name, part in self._copied.items():
+            if not np.array_equal(self._rows[name], part):
+                raise AssertionError(f"{name} changed before its copy was done")
+        self._copied = {}
+
+
+class _ScriptedStage:
+    """One stage's rows, i64[num_pages, page_tokens, 3], and rings, i64[num_rings, window, 3]."""
+
+    def __init__(self, index: int, num_pages: int, page_tokens: int, num_rings: int, window: int) -> None:
+        self.index, self._page_tokens, self._window = index, page_tokens, window
+        self.pages = np.full((num_pages, page_tokens, 3), -1, np.int64)
+        self.rings = np.full((num_rings, window, 3), -1, np.int64)
+        kind = self.pages.dtype
+        self._paged, self._ring = f"paged.rows.{index}", f"ring.rows.{index}"
+        self.layout = {self._paged: RowSpec(kind, (None, 3), 0, index)}
+        if window:
+            self.layout[self._ring] = RowSpec(kind, (window, 3), None, index)
+
+    def read_pages(self, pages: Sequence[int], group_tokens: int) -> dict[str, np.ndarray]:
+        for i, page in enumerate(pages):
+            last = i == len(pages) - 1
+            self._check_page(page, 1 if last else self._page_tokens)
+        rows = np.full((group_tokens, 3), -1, np.int64)
+        rows[: len(pages) * self._page_tokens] = self.pages[list(pages)].reshape(-1, 3)
+        return {self._paged: rows}
+
+    def read_ring(self, ring: int) -> dict[str, np.ndarray]:
+        return {self._ring: self.rings[ring].copy()} if self._window else {}
+
+    def write_pages(self, rows: Mapping[str, np.ndarray], pages: Sequence[int], group_tokens: int) -> None:
+        given = self._given(rows, self._paged, (group_tokens, 3))
+        self.pages[list(pages)] = given[: len(pages) * self._page_tokens].reshape(-1, self._page_tokens, 3)
+
+    def write_ring(self, rows: Mapping[str, np.ndarray], ring: int) -> None:
+        if self._window:
+            self.rings[ring] = self._given(rows, self._ring, (self._window, 3))
+
+    def append(self, history: list[int], token: int, pages: Sequence[int], ring: int) -> None:
+        position = len(history)
+        before = int(self.pages[self._place(pages, position - 1)][2]) if position else 0
+        row = token, position, _chained(before, token)
+        self.pages[self._place(pages, position)] = row
+        if self._window:
+            self.rings[ring, position % self._window] = row
+        history.append(token)
+
+    def history(self, pages: Sequence[int], ring: int, num_tokens: int) -> list[int]:
         """The tokens of the first `num_tokens` rows, each row checked."""
         tokens: list[int] = []
         chain = 0
         for position in range(num_tokens):
             page, offset = self._place(pages, position)
-            found = tuple(self._pages[page, offset].tolist())
+            found = tuple(self.pages[page, offset].tolist())
             chain = _chained(chain, found[0])
             if found[1:] != (position, chain):
-                raise AssertionError(f"row {offset} of page {page} should hold position {position}, it holds {found}")
-            kept = self._rings[ring, position % self._window] if self._window else None
+                raise AssertionError(
+                    f"row {offset} of page {page} in stage {self.index} should hold position {position}, "
+                    f"it holds {found}"
+                )
+            kept = self.rings[ring, position % self._window] if self._window else None
             if kept is not None and position >= num_tokens - self._window and tuple(kept.tolist()) != found:
                 raise AssertionError(
-                    f"row {position % self._window} of ring {ring} should hold position {position}, it holds {kept}"
+                    f"row {position % self._window} of ring {ring} in stage {self.index} should hold position "
+                    f"{position}, it holds {kept}"
                 )
             tokens.append(found[0])
         return tokens
 
+    def _given(self, rows: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
+        if rows.keys() != {name} or rows[name].shape != shape or rows[name].ctypes.data % ALIGNMENT:
+            found = {one: part.shape for one, part in rows.items()}
+            raise AssertionError(f"stage {self.index} takes {name} of {shape} at a 64-byte address, not {found}")
+        return rows[name]
+
+    def _check_page(self, page: int, num_tokens: int) -> None:
+        """The page's first rows continue each other, and begin where a page begins."""
+        chain = None
+        for offset, (token, position, found) in enumerate(self.pages[page, :num_tokens].tolist()):
+            first = found if chain is None else _chained(chain, token)
+            if position < 0 or position % self._page_tokens != offset or found != first:
+                raise AssertionError(f"row {offset} of page {page} in stage {self.index} holds nothing to be read")
+            chain = found
+
     def _place(self, pages: Sequence[int], position: int) -> tuple[int, int]:
-        index, offset = divmod(position, self.capacity.page_tokens)
+        index, offset = divmod(position, self._page_tokens)
         if index >= len(pages):
             raise AssertionError(f"position {position} is beyond the {len(pages)} pages of its sequence")
         return pages[index], offset

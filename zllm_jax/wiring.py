@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from zllm_jax import engine as engine_
 from zllm_jax.cache import PrefixCache, SnapshotStore
@@ -21,18 +22,20 @@ from zllm_jax.runtime import (
     Runner,
     StateShape,
     architecture,
+    check_mesh,
     check_shapes,
     extend_context,
     fetch_decode,
     fetch_prefill,
     keep_compilations,
     load_params,
+    make_mesh,
     page_bytes,
     pages_for,
 )
 from zllm_jax.scheduler import Scheduler
 
-STATE_VERSION = 1
+STATE_VERSION = 2  # 2: arrays by stage
 _ITEMSIZE = {"float32": 4, "bfloat16": 2}
 
 
@@ -80,12 +83,16 @@ def _name(model: str | Path) -> str:
 def open_runner(
     checkpoint: Checkpoint, cfg: ModelConfig, shape: StateShape, config: EngineConfig, progress: Progress | None
 ) -> Runner:
-    """Weights and state on the device. The programs of a first short request are fetched while the weights load."""
+    """Weights and state on the device. The programs of a first short request are fetched while the weights load.
+
+    Raises `ConfigError` when the model cannot be split over `tensor_parallel` devices.
+    """
     check_shapes(checkpoint, cfg)
+    mesh = open_mesh(cfg, config)
     state_dtype = config.state_dtype or config.dtype
-    _beside(fetch_prefill, cfg, shape, config.dtype, state_dtype, config.prefill_buckets[0])
-    params = load_params(checkpoint, cfg, config.dtype, progress=progress)
-    _beside(fetch_decode, cfg, shape, config.dtype, state_dtype, config.decode_buckets[0], config.decode_steps)
+    _beside(fetch_prefill, cfg, shape, config.dtype, state_dtype, config.prefill_buckets[0], mesh)
+    params = load_params(checkpoint, cfg, config.dtype, mesh=mesh, progress=progress)
+    _beside(fetch_decode, cfg, shape, config.dtype, state_dtype, config.decode_buckets[0], config.decode_steps, mesh)
     return Runner(
         params,
         cfg,
@@ -94,7 +101,19 @@ def open_runner(
         prefill_buckets=config.prefill_buckets,
         decode_buckets=config.decode_buckets,
         decode_steps=config.decode_steps,
+        mesh=mesh,
     )
+
+
+def open_mesh(cfg: ModelConfig, config: EngineConfig) -> Any:
+    """The devices that share the model; None for one. Raises `ConfigError` when they are missing or cannot share it."""
+    try:
+        mesh = make_mesh(config.tensor_parallel)
+        if mesh is not None:
+            check_mesh(mesh, cfg, architecture(cfg).param_specs(cfg))
+    except ValueError as error:
+        raise ConfigError(f"EngineConfig.tensor_parallel is {config.tensor_parallel}: {error}") from error
+    return mesh
 
 
 def _beside(fetch: Callable[..., None], *args: object) -> None:

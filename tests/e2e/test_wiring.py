@@ -126,6 +126,11 @@ def test_a_store_that_is_a_file_is_refused(opened: Any, tmp_path: Path) -> None:
     assert ask(opened(disk_cache=False)).status is Status.TRUNCATED
 
 
+def test_devices_that_are_not_there_are_not_used(opened: Any) -> None:
+    with pytest.raises(ConfigError, match="tensor_parallel is 64: 64 devices are asked for, but there are"):
+        opened(tensor_parallel=64)
+
+
 def test_budgets_and_vocabulary(opened: Any) -> None:
     engine = opened()
     with pytest.raises(BudgetExceeded, match=r"90 tokens.*7.*97.* 96"):

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from zllm_jax.buffers import HostRows
+from zllm_jax.buffers import RowSpec, aligned_empty
 from zllm_jax.config import ModelConfig
 from zllm_jax.runtime import (
     Chunk,
@@ -26,11 +26,6 @@ from zllm_jax.values import Sampling
 
 GREEDY = Sampling(temperature=0.0)
 GREEDY_LOGPROBS = Sampling(temperature=0.0, logprobs=20)
-
-
-def source(runner: Runner, rows: Mapping[str, np.ndarray]) -> HostRows:
-    """Rows as `read` returned them, for `write`."""
-    return HostRows(rows, {name: axis for name, (_, _, axis) in runner.row_layout.items()})
 
 
 _score = jax.jit(prefill_logits, static_argnames="cfg", donate_argnames="state")
@@ -60,7 +55,13 @@ class Scorer(Runner):
 
     def forget(self) -> None:
         """A fresh state, NaN wherever nobody has written."""
-        self._state = init_state(self._spec, self._shape, self._cfg.vocab_size, self._dtype, float("nan"))
+        self._state = init_state(
+            self._spec, self._shape, self._cfg.vocab_size, self._dtype, float("nan"), mesh=self._mesh
+        )
+
+    def recover(self) -> None:
+        """Forget that the device was lost."""
+        self._failure = None
 
     @contextmanager
     def mutated(self, *, params: Any = None, cfg: ModelConfig | None = None) -> Iterator[None]:
@@ -75,17 +76,7 @@ class Scorer(Runner):
         found = []
         for at in range(0, len(tokens), size):
             piece = tokens[at : at + size]
-            chunk = Chunk(
-                tokens=piece,
-                start=start + at,
-                pages=place.pages,
-                ring=place.ring,
-                slot=place.slot,
-                sampling=GREEDY,
-                seed=0,
-                last=False,
-            )
-            inputs = programs.prefill_inputs(chunk, size, self._shape.max_pages)
+            inputs = programs.prefill_inputs(chunk(piece, start + at, place), size, self._shape.max_pages)
             self._state, logits = _score(params=self._params, state=self._state, inputs=inputs, cfg=self._cfg)
             found.append(np.asarray(logits)[: len(piece)])
         return np.concatenate(found)
@@ -106,6 +97,21 @@ def pieces(tokens: Sequence[int], size: int) -> Iterator[tuple[int, Sequence[int
         yield start, tokens[start : start + size]
 
 
+def chunk(tokens: Sequence[int], start: int, place: Place, **changes: Any) -> Chunk:
+    """A greedy piece of a prompt that is not its last."""
+    plain = Chunk(
+        tokens=tokens,
+        start=start,
+        pages=place.pages,
+        ring=place.ring,
+        slot=place.slot,
+        sampling=GREEDY,
+        seed=0,
+        last=False,
+    )
+    return replace(plain, **changes)
+
+
 def prefilled(
     runner: Runner,
     tokens: Sequence[int],
@@ -120,18 +126,7 @@ def prefilled(
     drawn = None
     for at, piece in pieces(tokens[start:], size):
         last = start + at + len(piece) == len(tokens)
-        drawn = runner.prefill(
-            Chunk(
-                tokens=piece,
-                start=start + at,
-                pages=place.pages,
-                ring=place.ring,
-                slot=place.slot,
-                sampling=sampling,
-                seed=seed,
-                last=last,
-            )
-        )
+        drawn = runner.prefill(chunk(piece, start + at, place, sampling=sampling, seed=seed, last=last))
         assert (drawn is not None) == last
     assert drawn is not None
     return drawn
@@ -184,3 +179,65 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     """f64, over the last axis."""
     shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def saved(runner: Runner, place: Place, num_tokens: int) -> dict[str, np.ndarray]:
+    """A sequence's rows on the host, stage by stage and group by group, in arrays as its layout says."""
+    rows = {
+        name: np.empty([num_tokens if size is None else size for size in spec.shape], spec.dtype)
+        for name, spec in runner.row_layout.items()
+    }
+    for stage in range(runner.capacity.num_stages):
+        for start, pages in groups(runner, place, num_tokens):
+            for name, part in runner.read_pages(stage, pages).items():
+                here = along(rows[name], runner.row_layout[name], start, runner.capacity.group_tokens)
+                here[...] = along(np.asarray(part), runner.row_layout[name], 0, num_tokens - start)
+        for name, part in runner.read_ring(stage, place.ring).items():
+            rows[name][...] = np.asarray(part)
+    return rows
+
+
+def restore(runner: Runner, rows: Mapping[str, np.ndarray], place: Place, num_tokens: int) -> None:
+    """What `saved` returned, into the pages and the ring of a place, through room that is used again and again."""
+    for stage in range(runner.capacity.num_stages):
+        restore_stage(runner, stage, rows, place, num_tokens)
+
+
+def restore_stage(runner: Runner, stage: int, rows: Mapping[str, np.ndarray], place: Place, num_tokens: int) -> None:
+    mine = {name: spec for name, spec in runner.row_layout.items() if spec.stage == stage}
+    room = {name: _room(runner, spec) for name, spec in mine.items() if spec.token_axis is not None}
+    for start, pages in groups(runner, place, num_tokens):
+        for name, part in room.items():
+            here = along(rows[name], mine[name], start, runner.capacity.group_tokens)
+            along(part, mine[name], 0, num_tokens - start)[...] = here
+        runner.write_pages(stage, room, pages).wait()
+        for part in room.values():
+            part.fill(-1)
+    fixed = {name: _aligned(rows[name]) for name, spec in mine.items() if spec.token_axis is None}
+    copying = runner.write_ring(stage, fixed, place.ring)
+    copying.wait()
+    assert copying.done()
+
+
+def groups(runner: Runner, place: Place, num_tokens: int) -> Iterator[tuple[int, Sequence[int]]]:
+    """(first token, pages) of each transfer of a sequence's state."""
+    offered = runner.capacity
+    used = place.pages[: -(-num_tokens // offered.page_tokens)]
+    for start, pages in pieces(used, offered.group_tokens // offered.page_tokens):
+        yield start * offered.page_tokens, pages
+
+
+def along(array: np.ndarray, spec: RowSpec, start: int, count: int) -> np.ndarray:
+    """At most `count` tokens from `start` on."""
+    assert spec.token_axis is not None
+    return array[(slice(None),) * spec.token_axis + (slice(start, start + count),)]
+
+
+def _room(runner: Runner, spec: RowSpec) -> np.ndarray:
+    return aligned_empty([runner.capacity.group_tokens if size is None else size for size in spec.shape], spec.dtype)
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    copy = aligned_empty(array.shape, array.dtype)
+    copy[...] = array
+    return copy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +12,8 @@ import pytest
 
 from tests.runtime import drive
 from tests.runtime.drive import GREEDY_LOGPROBS, Place, Scorer
-from zllm_jax.buffers import RowSource
-from zllm_jax.errors import CorruptSnapshot
 from zllm_jax.runtime import Drawn, StateShape, init_params
 from zllm_jax.runtime.state import Pages
-from zllm_jax.runtime.transfer import GROUP_TOKENS
 from zllm_jax.testing import tiny_config
 from zllm_jax.values import Sampling
 
@@ -110,9 +107,9 @@ def test_the_tolerance_rejects(runner: Scorer, mutant: str) -> None:
 @pytest.mark.parametrize("size", [C, 5, 1])
 def test_chunked_is_whole(runner: Scorer, size: int) -> None:
     drive.prefilled(runner, PROMPT, PLACES[0], size=SIZE)
-    whole = runner.read(PLACES[0].pages, PLACES[0].ring, len(PROMPT))
+    whole = drive.saved(runner, PLACES[0], len(PROMPT))
     first = drive.prefilled(runner, PROMPT, PLACES[1], size=size, sampling=GREEDY_LOGPROBS)
-    for name, rows in runner.read(PLACES[1].pages, PLACES[1].ring, len(PROMPT)).items():
+    for name, rows in drive.saved(runner, PLACES[1], len(PROMPT)).items():
         np.testing.assert_allclose(rows, whole[name], rtol=0, atol=1e-4, err_msg=name)
     wanted = runner.score(PROMPT, PLACES[2], size=SIZE)[-1]
     assert difference(first, wanted) < TOLERANCE["float32"]
@@ -148,13 +145,12 @@ def test_restored_continues_with_the_bits_of_the_never_evicted(runner: Scorer) -
     first = drive.prefilled(runner, PROMPT[:27], PLACES[0], size=SIZE)
     drawn = drive.continued(runner, first, 27, PLACES[0], 4)
     kept = 27 + 3  # the last token drawn is not fed yet
-    rows = runner.read(PLACES[0].pages[:4], PLACES[0].ring, kept)
+    rows = drive.saved(runner, PLACES[0], kept)
     stayed = drive.continued(runner, drawn[-1], kept, PLACES[0], 12, sampling=GREEDY_LOGPROBS)
     runner.forget()
     elsewhere = Place(PLACES[2].pages[::-1], ring=1, slot=3)
-    copied = runner.write(drive.source(runner, rows), elsewhere.pages[:4], elsewhere.ring)
-    assert copied == 4 * runner.capacity.page_bytes + runner.capacity.ring_bytes
-    for name, array in runner.read(elsewhere.pages[:4], elsewhere.ring, kept).items():
+    drive.restore(runner, rows, elsewhere, kept)
+    for name, array in drive.saved(runner, elsewhere, kept).items():
         np.testing.assert_array_equal(array, rows[name], err_msg=name)
     restored = drive.continued(runner, drawn[-1], kept, elsewhere, 12, sampling=GREEDY_LOGPROBS)
     assert bits(restored) == bits(stayed)
@@ -162,13 +158,18 @@ def test_restored_continues_with_the_bits_of_the_never_evicted(runner: Scorer) -
 
 def test_a_state_is_read_as_its_layout_says(runner: Scorer) -> None:
     drive.prefilled(runner, PROMPT[:19], PLACES[0], size=SIZE)
-    rows = runner.read(PLACES[0].pages[:3], PLACES[0].ring, 19)
-    assert rows.keys() == runner.row_layout.keys()
-    for name, (dtype, shape, axis) in runner.row_layout.items():
-        assert rows[name].dtype == dtype
-        assert rows[name].shape == tuple(19 if size is None else size for size in shape)
-        assert (axis is None) == (None not in shape)
-        assert np.isfinite(rows[name]).all(), name
+    offered, found = runner.capacity, set()
+    for stage in range(offered.num_stages):
+        rows = {**runner.read_pages(stage, PLACES[0].pages[:3]), **runner.read_ring(stage, PLACES[0].ring)}
+        for name, part in rows.items():
+            spec = runner.row_layout[name]
+            assert (spec.stage, spec.dtype) == (stage, part.dtype)
+            assert part.shape == tuple(offered.group_tokens if size is None else size for size in spec.shape)
+            assert (spec.token_axis is None) == (None not in spec.shape)
+            real = part if spec.token_axis is None else drive.along(np.asarray(part), spec, 0, 19)
+            assert np.isfinite(real).all(), name
+        found |= rows.keys()
+    assert found == runner.row_layout.keys()
 
 
 def test_padding_of_a_chunk_never_writes(runner: Scorer) -> None:
@@ -203,6 +204,8 @@ def test_warmup_touches_nothing_that_is_owned(runner: Scorer, strangers: list[An
     runner.warmup()
     for changed in written(before, runner):
         assert changed == set()
+    for old, new in zip(before[-2:], runner.bits[-2:], strict=True):  # what penalties need
+        np.testing.assert_array_equal(old, new)
 
 
 def test_several_steps_are_single_steps(runner: Scorer) -> None:
@@ -237,6 +240,15 @@ def test_a_row_ends_at_its_stop_id_or_budget_and_the_others_go_on(runner: Scorer
             assert changed == {
                 (place.pages[p // C], p % C) for place, n in zip(PLACES, fed, strict=False) for p in range(9, 9 + n)
             }
+
+
+def test_a_row_with_more_stop_ids_than_the_device_knows_ends_at_any_of_them(runner: Scorer) -> None:
+    """It runs a step a call, so that the caller sees each token before another is fed."""
+    first = drive.prefilled(runner, PROMPT[:9], PLACES[0], size=SIZE)
+    tokens = drive.ids(drive.continued(runner, first, 9, PLACES[0], 3))
+    many = (*range(1000, 1000 + 20), tokens[1])
+    (drawn,) = runner.decode([drive.row(first.token, 9, PLACES[0], budget=4, stop_ids=many)], 4)
+    assert drive.ids([first, *drawn]) == tokens[:2]
 
 
 def test_fewer_steps_than_compiled(runner: Scorer) -> None:
@@ -274,49 +286,21 @@ def test_misuse_is_refused(runner: Scorer) -> None:
         drive.prefilled(runner, PROMPT[: SIZE + 1], PLACES[0], size=SIZE + 1)
     with pytest.raises(ValueError, match="5 rows exceed the largest decode bucket, 4"):
         runner.decode([drive.row(0, 0, PLACES[0])] * 5, 1)
-    with pytest.raises(ValueError, match="9 stop ids, at most 8"):
-        runner.decode([drive.row(0, 0, PLACES[0], stop_ids=range(9))], 1)
+    with pytest.raises(ValueError, match="33 pages, but a transfer moves at most 32"):
+        runner.read_pages(0, range(33))
     with pytest.raises(ValueError, match="4 pages cannot hold one sequence of 5 pages"):
         StateShape(num_pages=4, page_tokens=C, num_rings=1, num_slots=1, max_pages=5)
 
 
-class Broken:
-    """Rows whose first group is refused while the second is under way."""
-
-    def __init__(self, rows: RowSource) -> None:
-        self._rows = rows
-        self.late = False
-
-    def fill(self, start: int, room: Mapping[str, np.ndarray]) -> Callable[[], None]:
-        if start:
-            return self._arrive
-        self._rows.fill(start, room)
-        return self._refuse
-
-    def fixed(self) -> Mapping[str, np.ndarray]:
-        return self._rows.fixed()
-
-    def _arrive(self) -> None:
-        self.late = True
-
-    def _refuse(self) -> None:
-        raise CorruptSnapshot("the first group is not what was saved")
-
-
-def test_rows_that_are_refused_leave_the_runner_fit_for_the_next(runner: Scorer) -> None:
-    """More pages than a group holds: the group that is still being filled is waited for before anyone gets its room."""
-    pages = 2 * GROUP_TOKENS // C + 1
+def test_more_pages_than_a_transfer_moves(runner: Scorer) -> None:
+    """Three transfers a stage, the last of one page, through one room."""
+    assert runner.capacity.group_tokens == 32 * C
+    num_tokens, place = 64 * C + 3, Place(drive.scattered(SHAPE, seed=3, count=65), ring=2)
+    random = np.random.default_rng(0)
     rows = {
-        name: np.random.default_rng(0)
-        .standard_normal([pages * C if size is None else size for size in shape])
-        .astype(dtype)
-        for name, (dtype, shape, _) in runner.row_layout.items()
+        name: random.standard_normal([num_tokens if size is None else size for size in spec.shape]).astype(spec.dtype)
+        for name, spec in runner.row_layout.items()
     }
-    source = drive.source(runner, rows)
-    broken = Broken(source)
-    with pytest.raises(CorruptSnapshot):
-        runner.write(broken, range(pages), 0)
-    assert broken.late
-    runner.write(source, range(pages), 0)
-    for name, array in runner.read(range(pages), 0, pages * C).items():
+    drive.restore(runner, rows, place, num_tokens)
+    for name, array in drive.saved(runner, place, num_tokens).items():
         np.testing.assert_array_equal(array, rows[name], err_msg=name)

@@ -132,11 +132,10 @@ class Large:
         prompt = self.prompts[name]
         kept = len(prompt.ids) - 1
         before = drive.Place(drive.scattered(LARGE_SHAPE, seed=4), ring=0)
-        used = -(-len(prompt.ids) // LARGE_SHAPE.page_tokens)
         self.first(prompt.ids[:kept], before, "in chunks")
-        rows = self.runner.read(before.pages[:used], before.ring, kept)
+        rows = drive.saved(self.runner, before, kept)
         after = drive.Place(before.pages[::-1], ring=2)
-        self.runner.write(drive.source(self.runner, rows), after.pages[:used], after.ring)
+        drive.restore(self.runner, rows, after, kept)
         first = drive.prefilled(self.runner, prompt.ids, after, size=64, start=kept, sampling=drive.GREEDY_LOGPROBS)
         self.check_logprobs(first, prompt.logits)
         drawn = drive.continued(self.runner, first, len(prompt.ids), after, len(prompt.greedy), steps=8)

@@ -53,7 +53,7 @@ class Row:
 class Capacity:
     """What a device offers. A page holds page_tokens tokens; bytes are over all layers.
 
-    num_stages: groups of layers that compute and move by themselves. group_tokens: what one transfer moves, whole pages.
+    num_stages: groups of layers that compute and move by themselves. group_tokens: of one transfer, whole pages.
     """
 
     num_pages: int
@@ -83,7 +83,8 @@ class Copying(Protocol):
 class Backend(Protocol):
     """A device that computes. Calls come from one thread, and take effect in their order.
 
-    A call that fails may take the state with it: every later one then raises `DeviceLost`.
+    So a copy that is asked for behind a computation is done after it. A call that fails may take the state with it:
+    every later one then raises `DeviceLost`.
     """
 
     @property

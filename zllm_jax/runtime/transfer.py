@@ -51,7 +51,7 @@ class Copy:
     arrived: jax.Array | None
 
     def done(self) -> bool:
-        return self.arrived is None or self.arrived.is_ready()
+        return self.arrived is None or self.arrived.is_ready()  # type: ignore[attr-defined]
 
     def wait(self) -> None:
         if self.arrived is not None:

@@ -16,7 +16,6 @@ from zllm_jax.runtime.rope import rotate, rotation
 from zllm_jax.runtime.specs import ArraySpec, LayerSpec, PagedSpec, ParamSpecs, StateSpec, decoder_specs
 from zllm_jax.runtime.state import LayerState
 
-
 Weights = Mapping[str, jax.Array]
 
 
