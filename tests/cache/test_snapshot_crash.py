@@ -10,18 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.cache.snapshots import assert_same, entry_folder, ids, open_store, python, state
+from tests.cache.snapshots import assert_saved, bytes_below, layout, manifest_file, open_store, python, save
 from tests.killing import killed
 from zllm_jax.cache.manifest import parse
-from zllm_jax.cache.snapshot_files import Files
+from zllm_jax.cache.snapshot import Base
+from zllm_jax.cache.snapshot_files import LocalFiles, Writing
 from zllm_jax.errors import StoreUnavailable
+
+WIDE = layout(3, width=64)
 
 
 def write_forever(root: str, first: int) -> None:
+    """Turns of conversations, each continuing the one before, of which every third is deleted."""
     store = open_store(root)
     for seed in range(first, 1 << 30):
-        info = store.save(ids(300, seed), state(300, seed, width=64), meta={"seed": seed})
-        print(info.id, flush=True)
+        base = None
+        for count in (100, 230, 300):
+            info = save(store, count, seed, WIDE, base=base, meta={"seed": seed})
+            base = Base(info.id, count)
+            print(info.id, flush=True)
         if seed % 3 == 0:
             store.delete(info.id)
             print("deleted", info.id, flush=True)
@@ -30,7 +37,7 @@ def write_forever(root: str, first: int) -> None:
 def kill_and_check(root: Path, turns: int, seed: int) -> int:
     """Kill writers at random instants; after each, what is listed is whole and nothing that was committed is lost.
 
-    Returns how many unfinished entries the kills left behind.
+    Returns how many unfinished files the kills left behind.
     """
     writers = killed("tests.cache.test_snapshot_crash:write_forever", [root], turns=turns, seed=seed, within_s=0.15)
     return sum(check_after_kill(root, lines) for lines in writers)
@@ -39,19 +46,21 @@ def kill_and_check(root: Path, turns: int, seed: int) -> int:
 def check_after_kill(root: Path, lines: list[str]) -> int:
     gone = {line.split()[1] for line in lines if line.startswith("deleted ")}
     committed = [line for line in lines if " " not in line and line not in gone]
-    before = len(list(root.glob("*/*")))
+    before = len(list(root.glob("*/chunks/*")))
     store = open_store(root, grace_s=0.0)
+    left = before - len(list(root.glob("*/chunks/*")))
     listed = store.list()
     # The last one printed may have been deleted without word of it.
     assert set(committed[:-1]) <= {info.id for info in listed}
+    assert not list(root.glob("*/quarantine"))
     for info in listed:
-        seed = info.meta["seed"]
         store.verify(info.id)
-        assert_same(store.load(info.id), ids(300, seed), state(300, seed, width=64))
-    assert store.nbytes == sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+        assert_saved(store, info.id, info.num_tokens, info.meta["seed"], WIDE)
+    assert store.nbytes == bytes_below(root)
     for info in listed:
         store.delete(info.id)
-    return before - len(listed)
+    assert bytes_below(root) == 0
+    return left
 
 
 def test_killed_while_saving(tmp_path: Path) -> None:
@@ -59,70 +68,73 @@ def test_killed_while_saving(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_while_saving_fifty_times(tmp_path: Path) -> None:
-    assert kill_and_check(tmp_path, turns=50, seed=1) > 0  # some kills did hit the middle of a save
+def test_killed_while_saving_a_hundred_times(tmp_path: Path) -> None:
+    assert kill_and_check(tmp_path, turns=100, seed=1) > 0  # some kills did hit the middle of a save
 
 
-@pytest.mark.parametrize("step", ["prepare", "settle", "write"])
-def test_a_failure_at_any_step_leaves_nothing(tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_manifest_is_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it is written, every file that it names lies there under its final name, written to its end."""
     store = open_store(tmp_path)
-    kept = store.save(ids(20), state(20))
-    files: Files = store._files
-    original = getattr(files, step)
+    waited: set[str] = set()
+    seen: list[str] = []
+    write = LocalFiles.write
 
-    def fail(*arguments: object) -> object:
-        original(*arguments)
-        raise StoreUnavailable("on purpose")
+    def writing(files: LocalFiles, path: str, data: bytes) -> Writing:
+        folder, name = path.split("/")
+        if folder == "manifests":
+            named = parse(data).chunks()
+            assert waited == set(named)
+            found = {name: stat.nbytes for name, stat in files.list("chunks").items()}
+            assert found == named
+            seen.append(name)
+        begun = write(files, path, data)
 
-    monkeypatch.setattr(files, step, fail)
-    with pytest.raises(StoreUnavailable, match="on purpose"):
-        store.save(ids(20, 1), state(20, 1))
-    assert os.listdir(store.where) == [kept.id]
-    assert store.list() == [kept]
+        class Noted:
+            def wait(self) -> None:
+                begun.wait()
+                waited.add(name)
+
+        return Noted()
+
+    monkeypatch.setattr(LocalFiles, "write", writing)
+    info = save(store, 50)
+    assert seen == [info.id]
 
 
-def test_the_manifest_is_last_and_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When it is written, every other file lies there under its final name and the folders are on disk."""
-    store = open_store(tmp_path)
-    files: Files = store._files
-    settled: list[str] = []
-    seen: dict[str, int] = {}
-    write, settle = files.write, files.settle
-
-    def writing(path: str, data: bytes) -> int:
-        id, name = path.split("/", 1)
-        assert name == "manifest"
-        assert settled == [id]
-        seen.update(files.sizes(id) or {})
-        assert seen == parse(data).files()
-        return write(path, data)
-
-    monkeypatch.setattr(files, "settle", lambda id: (settle(id), settled.append(id)))
-    monkeypatch.setattr(files, "write", writing)
-    store.save(ids(50), state(50))
-    assert seen
+def test_new_folders_are_on_disk_before_what_is_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorStore flushes a file and its folder; the folders above are flushed here, when each is made."""
+    flushed: list[str] = []
+    monkeypatch.setattr("zllm_jax.cache.snapshot_files._fsync", lambda folder: flushed.append(str(folder)))
+    root = tmp_path / "new" / "root"
+    store = open_store(root)
+    save(store, 5)
+    assert flushed[:4] == [str(tmp_path), str(root.parent), str(root), store.where]
+    assert set(flushed[4:]) == {store.where}
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
-    """A limit on file sizes stands for it: the third chunk does not fit."""
+    """A limit on file sizes stands for it: no chunk fits."""
     code = """
-import os, resource, sys
-from tests.cache.snapshots import ids, open_store, state
+import resource, sys
+from pathlib import Path
+from tests.cache.snapshots import bytes_below, open_store, save
+from tests.cache.test_snapshot_crash import WIDE
 from zllm_jax.errors import StoreUnavailable
 store = open_store(sys.argv[1])
-kept = store.save(ids(20), state(20))
+kept = save(store, 20)
+before = bytes_below(Path(sys.argv[1]))
 resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
 try:
-    store.save(ids(20, 1), state(20, 1, width=64))
+    save(store, 20, 1, WIDE)
 except StoreUnavailable as error:
     print(error)
-assert os.listdir(store.where) == [kept.id], os.listdir(store.where)
+assert bytes_below(Path(sys.argv[1])) == before
 store.verify(kept.id)
 print(len(store.list()))
 """
     done = python(code, tmp_path)
     message, count = done.stdout.splitlines() or [done.stderr, ""]
-    assert message.startswith(f"cannot write {tmp_path}")
+    assert message.startswith(f"cannot write {tmp_path}"), done.stderr
     assert "raise the limit on file sizes" in message
     assert count == "1"
 
@@ -133,14 +145,15 @@ def test_a_really_full_disk(tmp_path: Path) -> None:
         pytest.skip("this machine does not let us mount a small disk")
     try:
         store = open_store(tmp_path)
-        kept = store.save(ids(20), state(20))
+        kept = save(store, 20)
+        before = bytes_below(tmp_path)
         with pytest.raises(StoreUnavailable, match="free some space") as caught:
-            store.save(ids(400, 1), state(400, 1, width=64))
+            save(store, 400, 1, WIDE)
         assert str(tmp_path) in str(caught.value)
-        assert os.listdir(store.where) == [kept.id]
+        assert bytes_below(tmp_path) == before
         store.verify(kept.id)
         store.delete(kept.id)
-        assert store.save(ids(20, 2), state(20, 2)) in store.list()
+        assert save(store, 20, 2) in store.list()
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
@@ -157,31 +170,44 @@ def test_the_folder_becomes_a_file(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     (tmp_path / "store").write_text("in the way")
     with pytest.raises(StoreUnavailable, match="choose another store"):
-        store.save(ids(3), state(3))
+        save(store, 3)
     with pytest.raises(StoreUnavailable, match="choose another store"):
         store.refresh()
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading goes on; root ignores modes, so the system call itself refuses."""
+    """Reading goes on; root ignores modes, so the system calls themselves refuse."""
     store = open_store(tmp_path)
-    info = store.save(ids(5), state(5))
+    info = save(store, 5)
 
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(os, "mkdir", refuse)
-    monkeypatch.setattr(os, "utime", refuse)
+    open_file = os.open
+
+    def read_only(path: str, flags: int, *rest: int, **more: int) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY):
+            refuse()
+        return open_file(path, flags, *rest, **more)
+
+    for call in ("mkdir", "utime", "unlink"):
+        monkeypatch.setattr(os, call, refuse)
+    monkeypatch.setattr(os, "open", read_only)
     with pytest.raises(StoreUnavailable, match="make it accessible"):
-        store.save(ids(5, 1), state(5, 1))
-    assert_same(store.load(info.id), ids(5), state(5))
+        save(store, 5, 1)
+    assert_saved(store, info.id, 5)
+    look = open_store(tmp_path)
+    assert_saved(look, info.id, 5)
+    assert not look.changed()
 
 
 def test_a_store_that_vanishes_comes_back(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
-    store.save(ids(5), state(5))
+    save(store, 5)
     shutil.rmtree(tmp_path / "store")
+    assert store.changed()
     store.refresh()
     assert store.list() == []
-    info = store.save(ids(5), state(5))
-    assert entry_folder(store, info.id).is_dir()
+    info = save(store, 5)
+    assert manifest_file(store, info.id).is_file()
+    assert_saved(store, info.id, 5)

@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 
 import zllm_jax
-from zllm_jax.cache.snapshot import SnapshotStore
-from zllm_jax.cache.snapshot_chunks import StateArray
+from zllm_jax.buffers import RowSpec
+from zllm_jax.cache.manifest import parse
+from zllm_jax.cache.snapshot import Base, SnapshotStore
+from zllm_jax.cache.snapshot_bench import save_whole
 from zllm_jax.cli import engine as engine_options
 from zllm_jax.cli import experiment, generate, main
 from zllm_jax.cli.output import ConsoleProgress, print_table, size
@@ -297,9 +299,15 @@ def snapshots(zllm_home: Path) -> list[str]:
     ids = []
     for name, count in (("one", 5), ("two", 7)):
         store = SnapshotStore(zllm_home / "snapshots", namespace=name)
-        values = np.arange(count * 4, dtype=np.float32).reshape(count, 4)
-        ids.append(store.save(np.arange(count), {"paged.k": StateArray(values, 0)}).id)
+        ids.append(saved(store, np.arange(count)))
     return ids
+
+
+def saved(store: SnapshotStore, tokens: Any, base: Base | None = None) -> str:
+    """Rows that follow from their tokens; the id."""
+    layout = {"paged.k.0": RowSpec(np.dtype(np.float32), (None, 4), token_axis=0)}
+    values = np.repeat(np.asarray(tokens, np.float32), 4).reshape(-1, 4)
+    return save_whole(store, tokens, layout, {"paged.k.0": values}, base=base).id
 
 
 def test_cache_lists_shows_and_verifies_every_namespace(
@@ -321,6 +329,68 @@ def test_cache_lists_shows_and_verifies_every_namespace(
     assert "2 of 2 snapshots are whole" in capsys.readouterr().out
 
 
+def chunks_of(store: SnapshotStore, id: str) -> list[Path]:
+    manifest = parse(Path(store.where, "manifests", id).read_bytes())
+    return [Path(store.where, "chunks", name) for name in manifest.chunks()]
+
+
+def test_cache_says_what_snapshots_share(zllm_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = SnapshotStore(zllm_home / "snapshots", namespace="n", chunk_tokens=4)
+    first = saved(store, np.arange(8))
+    second = saved(store, np.arange(12), Base(first, 8))
+    assert run("cache", "ls", "--json") == 0
+    assert {one["id"]: one["shared_bytes"] for one in json.loads(capsys.readouterr().out)} == {first: 128, second: 128}
+    assert run("cache", "ls") == 0
+    assert "128 B" in capsys.readouterr().out
+    assert run("cache", "rm", first, "--json") == 0
+    removed = json.loads(capsys.readouterr().out)
+    assert removed["removed"] == [first]
+    assert removed["freed_bytes"] < 1000
+    assert run("cache", "show", second, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["shared_bytes"] == 0
+    assert run("cache", "verify") == 0
+
+
+def test_cache_rm(snapshots: list[str], zllm_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = sorted(path.name for path in (zllm_home / "snapshots").iterdir())
+    for wrong, message in (
+        ([], "give the ids"),
+        (["--all", snapshots[0]], "give the ids"),
+        ([snapshots[0], "--namespace", keys[0]], "give the ids"),
+        (["--all", "--namespace", ""], "2 namespaces"),
+        (["--all", "--namespace", "x"], "0 namespaces"),
+        (["zz"], "no snapshot has"),
+        ([""], "2 snapshots have"),
+    ):
+        assert run("cache", "rm", *wrong) == 2
+        assert message in capsys.readouterr().err
+    assert run("cache", "rm", "--all", "--namespace", keys[0][:12]) == 0
+    assert "1 snapshots removed" in capsys.readouterr().out
+    assert run("cache", "ls", "--json") == 0
+    (left,) = json.loads(capsys.readouterr().out)
+    assert left["namespace"] == keys[1]
+    assert run("cache", "rm", left["id"][:20], left["id"]) == 0
+    assert "1 snapshots removed" in capsys.readouterr().out
+    assert run("cache", "rm", "--all") == 0
+    assert "0 snapshots removed" in capsys.readouterr().out
+    assert not [path for path in (zllm_home / "snapshots").rglob("*/*/*") if path.is_file()]
+
+
+def test_cache_gc(snapshots: list[str], zllm_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = SnapshotStore(zllm_home / "snapshots", namespace="one")
+    (chunk,) = chunks_of(store, snapshots[0])
+    Path(store.where, "manifests", snapshots[0]).unlink()
+    assert run("cache", "gc") == 0
+    assert capsys.readouterr().out == "0 B freed in 2 namespaces\n"  # it may be being written
+    assert run("cache", "gc", "--grace", "-1") == 2
+    assert chunk.exists()
+    assert run("cache", "gc", "--grace", "0", "--json") == 0
+    assert json.loads(capsys.readouterr().out)[Path(store.where).name] == 80
+    assert not chunk.exists()
+    assert run("cache", "verify") == 0
+    assert "1 of 1 snapshots are whole" in capsys.readouterr().out
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("cache", "ls", "--store", tmp_path / "nowhere") == 2
     assert run("experiment", "list", tmp_path / "nowhere") == 2
@@ -329,13 +399,13 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Capt
 
 def test_cache_verify_names_what_cannot_be_opened(zllm_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = SnapshotStore(zllm_home / "snapshots", namespace="n")
-    good, bad = (store.save([1, 2, seed], {"a": StateArray(np.ones((3, 4)), 0)}) for seed in range(2))
-    os.truncate(next(Path(store.where, bad.id).rglob("c.*")), 3)
+    good, bad = (saved(store, [seed, 2, 3]) for seed in range(2))
+    os.truncate(chunks_of(store, bad)[0], 3)
     for _ in range(2):  # a look repairs nothing, so the second finds the same
         assert run("cache", "verify") == 1
         text = capsys.readouterr().out
-        assert f"whole  {good.id}" in text
-        assert re.search(rf"BAD +{bad.id} .*3 bytes", text)
+        assert f"whole  {good}" in text
+        assert re.search(rf"BAD +{bad} .*3 bytes", text)
         assert "1 of 2 snapshots are whole" in text
 
 
@@ -350,8 +420,7 @@ def test_generate_refuses_bytes_that_are_not_text(
 def test_cache_verify_finds_a_flipped_bit(
     snapshots: list[str], zllm_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = next((zllm_home / "snapshots").glob(f"*/{snapshots[0]}"))
-    chunk = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: (path.parent != folder, path))
+    (chunk,) = chunks_of(SnapshotStore(zllm_home / "snapshots", namespace="one"), snapshots[0])
     data = bytearray(chunk.read_bytes())
     data[len(data) // 2] ^= 1
     chunk.write_bytes(bytes(data))

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zllm_jax.buffers import RowLayout, RowSpec
-from zllm_jax.cache.snapshot_layout import MAX_ARRAYS, MAX_STAGES, MAX_TOKENS, Piece, Stage, dtypes, stages_of
+from zllm_jax.cache.snapshot_layout import FIXED, MAX_ARRAYS, MAX_STAGES, MAX_TOKENS, Piece, Stage, dtypes, stages_of
 
 VERSION = 2
 MAGIC = "zllm-snapshot"
@@ -37,6 +37,16 @@ class BadManifest(ValueError):
     def __init__(self, message: str, *, unknown_version: bool = False) -> None:
         super().__init__(message)
         self.unknown_version = unknown_version
+
+
+@dataclass(frozen=True)
+class ChunkFile:
+    """A chunk file, and its place: the stage, and the first row of its piece or FIXED."""
+
+    name: str
+    nbytes: int
+    stage: int
+    start: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,18 +71,23 @@ class Manifest:
     def stages(self) -> tuple[Stage, ...]:
         return stages_of(self.layout, self.chunk_tokens)
 
-    def chunks(self) -> dict[str, int]:
-        """Name -> size in bytes of every chunk file that it needs. Raises BadManifest when it contradicts itself."""
+    def files(self) -> Iterator[ChunkFile]:
+        """Every chunk file that it needs, as often as it is named."""
         stages = self.stages
-        paged = [stage.row_bytes for stage in stages if stage.paged]
-        named = [
-            (name, piece.rows * size) for piece in self.pieces for name, size in zip(piece.chunks, paged, strict=True)
-        ]
-        named += [(name, stage.fixed_bytes) for name, stage in zip(self.fixed, stages, strict=True) if name is not None]
-        sizes = dict(named)
-        for name, nbytes in named:
-            if sizes[name] != nbytes:
-                raise BadManifest(f"chunk {name} is said to have {nbytes} and {sizes[name]} bytes")
+        paged = [(index, stage.row_bytes) for index, stage in enumerate(stages) if stage.paged]
+        for piece in self.pieces:
+            for name, (index, row_bytes) in zip(piece.chunks, paged, strict=True):
+                yield ChunkFile(name, piece.rows * row_bytes, index, piece.start)
+        for index, (fixed, stage) in enumerate(zip(self.fixed, stages, strict=True)):
+            if fixed is not None:
+                yield ChunkFile(fixed, stage.fixed_bytes, index, FIXED)
+
+    def chunks(self) -> dict[str, int]:
+        """Name -> size in bytes of every chunk file. Raises BadManifest when one is said to have two sizes."""
+        sizes: dict[str, int] = {}
+        for file in self.files():
+            if sizes.setdefault(file.name, file.nbytes) != file.nbytes:
+                raise BadManifest(f"chunk {file.name} is said to have {file.nbytes} and {sizes[file.name]} bytes")
         return sizes
 
     def encode(self) -> bytes:

@@ -166,7 +166,8 @@ class SnapshotStore:
             missing = missing_pieces(kept, len(ids), self._chunk_tokens)
             new_rows = sum(stop - start for start, stop in missing)
             needed = manifest_bytes + sum(new_rows * stage.row_bytes + stage.fixed_bytes for stage in stages)
-            self._reserve(draft.id, needed, base.id if kept and base is not None else "")
+            shared = sum(piece.rows * stage.row_bytes for piece in kept for stage in stages)
+            self._reserve(draft.id, needed, shared, base.id if kept and base is not None else "")
         except BaseException:
             self._let_go(draft.id, held)
             raise
@@ -194,8 +195,8 @@ class SnapshotStore:
         """Read and check everything. Raises as `reader` does."""
         manifest, _ = self._shelf.open(id)
         chunks = ChunkFiles(self._files, manifest.tenant, self._shelf.bad.add)
-        for name, nbytes in manifest.chunks().items():
-            chunks.read(name, nbytes)
+        for file in manifest.files():
+            chunks.read(file)
 
     def delete(self, id: str) -> None:
         """Remove a snapshot and what nobody else names; one that is gone is no error. Raises StoreUnavailable."""
@@ -308,11 +309,11 @@ class SnapshotStore:
                 alive.append(piece)
         return shared_pieces(alive, base.num_tokens, len(draft.tokens), self._chunk_tokens)
 
-    def _reserve(self, id: str, needed: int, base: str) -> None:
+    def _reserve(self, id: str, needed: int, shared: int, base: str) -> None:
         """Make room for the bytes that a snapshot on its way may take, though not by removing its base."""
-        if self._max_bytes is not None and needed > self._max_bytes:
+        if self._max_bytes is not None and needed + shared > self._max_bytes:
             raise StoreUnavailable(
-                f"a snapshot of {needed} bytes does not fit {self.where} with its quota of {self._max_bytes} bytes"
+                f"a snapshot of {needed + shared} bytes is over the quota of {self.where}, {self._max_bytes} bytes"
             )
         with self._shelf.lock:
             self._shelf.underway[id] = Underway(needed, base)

@@ -100,7 +100,7 @@ class Files(Protocol):
         """Deleting what is not there does nothing."""
 
     def touch(self, path: str) -> None:
-        """Remember that the file was used now, where the store can."""
+        """Remember that the file was used now, where the store can. Raises nothing."""
 
     def set_aside(self, paths: Sequence[str], label: str, reason: str) -> str:
         """Take files out of service, keep them for a look where that is possible; says where they went."""

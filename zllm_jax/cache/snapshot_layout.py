@@ -27,7 +27,9 @@ MAX_TOKENS = 1 << 22
 MAX_ARRAYS = 4096
 MAX_STAGES = 1024
 MAX_CHUNK_BYTES = 256 << 20
-MAX_PIECES = 8  # in one window
+MAX_PIECES = 9  # in one window: turns of an eighth of it make no more
+
+FIXED = -1  # in place of a first row: the fixed arrays of a stage
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

@@ -33,7 +33,7 @@ def value_per_byte(info: SnapshotInfo, freed_bytes: int, now_s: float) -> float:
     return info.num_tokens / (1.0 + age_s / RECENT_S) / max(1, freed_bytes)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Chunk:
     """num_owners of the snapshots that name it, and the sum of their numbers: the one's number when there is one."""
 
@@ -42,7 +42,7 @@ class _Chunk:
     owners: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class _Owner:
     """own_bytes: of the manifest and of the chunks that nobody else names."""
 

@@ -12,9 +12,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from zllm_jax.cache.manifest import Manifest
+from zllm_jax.cache.manifest import ChunkFile, Manifest
 from zllm_jax.cache.snapshot_files import Blocks, Files, store_errors
-from zllm_jax.cache.snapshot_layout import Array, Piece, Stage, as_rows, rows_of
+from zllm_jax.cache.snapshot_layout import FIXED, Array, Piece, Stage, as_rows, rows_of
 from zllm_jax.cache.snapshot_writer import chunk_name, chunk_path, tenant_prefix
 from zllm_jax.errors import CorruptSnapshot, StoreUnavailable
 
@@ -48,28 +48,28 @@ class ChunkFiles:
         self._files, self._broken = files, broken
         self._prefix = tenant_prefix(tenant)
 
-    def read_into(self, name: str, blocks: Blocks) -> None:
-        """Fill C-contiguous blocks with a file of exactly their size."""
-        where = f"{self._files.where}/{chunk_path(name)}"
+    def read_into(self, file: ChunkFile, blocks: Blocks) -> None:
+        """Fill C-contiguous blocks, together of the file's size."""
+        where = f"{self._files.where}/{chunk_path(file.name)}"
         try:
-            self._files.read_into(chunk_path(name), blocks)
-            if chunk_name(self._prefix, blocks) != name:
-                raise CorruptSnapshot(f"{where}: the checksum does not match its name", path=where)
+            self._files.read_into(chunk_path(file.name), blocks)
+            if chunk_name(self._prefix, file.stage, file.start, blocks) != file.name:
+                raise CorruptSnapshot(f"{where}: the checksum does not match its name and place", path=where)
         except CorruptSnapshot:
-            self._broken(name)
+            self._broken(file.name)
             raise
 
-    def read(self, name: str, nbytes: int) -> NDArray[np.uint8]:
+    def read(self, file: ChunkFile) -> NDArray[np.uint8]:
         """The bytes of a file; room is made only for what is there."""
-        found = self._files.stat(chunk_path(name))
-        if found is None or found.nbytes not in (None, nbytes):
-            self._broken(name)
-            where = f"{self._files.where}/{chunk_path(name)}"
+        found = self._files.stat(chunk_path(file.name))
+        if found is None or found.nbytes not in (None, file.nbytes):
+            self._broken(file.name)
+            where = f"{self._files.where}/{chunk_path(file.name)}"
             there = "is missing" if found is None else f"has {found.nbytes} bytes"
-            raise CorruptSnapshot(f"{where} {there}, it should have {nbytes} bytes", path=where)
+            raise CorruptSnapshot(f"{where} {there}, it should have {file.nbytes} bytes", path=where)
         with store_errors("read", self._files.where):
-            buffer = np.empty(nbytes, np.uint8)
-        self.read_into(name, [buffer])
+            buffer = np.empty(file.nbytes, np.uint8)
+        self.read_into(file, [buffer])
         return buffer
 
 
@@ -107,26 +107,25 @@ class SnapshotReader:
     def fill(self, stage: int, start: int, stop: int, room: Mapping[str, Array]) -> Filling:
         """Begin to read the token rows [start, stop) of a stage into the first rows of `room`.
 
-        start: a multiple of the store's chunk_tokens. room: each token array of the stage, C-contiguous, at least
-        stop - start long along its token axis. Raises ValueError for anything else, StoreUnavailable when closed.
+        Whole pieces are read; those that reach over start or stop take a copy more, which a start at a multiple of the
+        store's chunk_tokens spares. room: each token array of the stage, C-contiguous, at least stop - start long along
+        its token axis. Raises ValueError for anything else, StoreUnavailable when closed.
         """
         if self._closed:
             raise StoreUnavailable("the reader is closed")
-        if start % self._manifest.chunk_tokens or not 0 <= start < stop <= len(self.tokens):
-            raise ValueError(
-                f"rows [{start}, {stop}) of {len(self.tokens)}: start must be a multiple of "
-                f"{self._manifest.chunk_tokens} and below stop"
-            )
+        if not 0 <= start < stop <= len(self.tokens):
+            raise ValueError(f"rows [{start}, {stop}) must be some of the {len(self.tokens)} that there are")
         arrays = self._stages[stage]
         _check_room(arrays, room, stop - start)
-        pieces = [piece for piece in self._manifest.pieces if start <= piece.start < stop and arrays.paged]
+        pieces = [
+            piece for piece in self._manifest.pieces if piece.start < stop and start < piece.stop and arrays.paged
+        ]
         self.bytes_read += sum(piece.rows * arrays.row_bytes for piece in pieces)
-        column = self._column.get(stage, 0)
         self._reads = [read for read in self._reads if not read.done()]
         reads = []
         for piece in pieces:
             with store_errors("read", self._where):
-                reads.append(self._threads.submit(self._read, arrays, column, piece, start, stop, room))
+                reads.append(self._threads.submit(self._read, stage, piece, start, stop, room))
             self._reads.append(reads[-1])
         return Filling(reads)
 
@@ -136,7 +135,7 @@ class SnapshotReader:
         if name is None:
             return {}
         self.bytes_read += arrays.fixed_bytes
-        return arrays.fixed_parts(self._chunks.read(name, arrays.fixed_bytes))
+        return arrays.fixed_parts(self._chunks.read(ChunkFile(name, arrays.fixed_bytes, stage, FIXED)))
 
     def close(self) -> None:
         """Return when no read is under way any more: the room may be used for something else."""
@@ -146,20 +145,21 @@ class SnapshotReader:
         concurrent.futures.wait(self._reads)
         self._reads = []
 
-    def _read(self, stage: Stage, column: int, piece: Piece, start: int, stop: int, room: Mapping[str, Array]) -> None:
+    def _read(self, index: int, piece: Piece, start: int, stop: int, room: Mapping[str, Array]) -> None:
         """Read the file of a piece straight into the room, or, where not all its rows belong there, aside."""
-        name, end = piece.chunks[column], min(piece.stop, stop)
-        if end - piece.start == piece.rows:
+        stage, begin, end = self._stages[index], max(piece.start, start), min(piece.stop, stop)
+        file = ChunkFile(piece.chunks[self._column[index]], piece.rows * stage.row_bytes, index, piece.start)
+        if end - begin == piece.rows:
             blocks: list[NDArray[np.uint8]] = []
             for array, spec in stage.paged:
-                rows = as_rows(room[array], spec)[:, piece.start - start : end - start]
+                rows = as_rows(room[array], spec)[:, begin - start : end - start]
                 blocks += [rows.reshape(-1)] if rows.flags.c_contiguous else list(rows)
-            self._chunks.read_into(name, blocks)
+            self._chunks.read_into(file, blocks)
             return
-        parts = stage.parts(self._chunks.read(name, piece.rows * stage.row_bytes), piece.rows)
+        parts = stage.parts(self._chunks.read(file), piece.rows)
         for array, spec in stage.paged:
-            here = rows_of(parts[array], spec, 0, end - piece.start)
-            rows_of(room[array], spec, piece.start - start, end - start)[...] = here
+            here = rows_of(parts[array], spec, begin - piece.start, end - piece.start)
+            rows_of(room[array], spec, begin - start, end - start)[...] = here
 
 
 def _check_room(stage: Stage, room: Mapping[str, Array], count: int) -> None:

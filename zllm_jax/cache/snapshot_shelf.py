@@ -114,8 +114,11 @@ class Shelf:
     def make_room(
         self, id: str = "", chunks: Mapping[str, int] = MappingProxyType({}), manifest_bytes: int = 0
     ) -> None:
-        """The caller is alone: remove snapshots until all fits the quota; `id`, on its way, takes just what is given."""
-        now_s = time.time()
+        """The caller is alone: remove snapshots until all fits the quota; `id`, on its way, takes what is given.
+
+        Raises StoreUnavailable when `id` does not fit beside the bases of what is being written, which stay.
+        """
+        now_s, new = time.time(), 0
         while True:
             with self.lock:
                 if id:
@@ -123,6 +126,13 @@ class Shelf:
                     self.underway[id] = replace(self.underway[id], nbytes=new + manifest_bytes)
                 bases = {one.base for one in self.underway.values()}
                 victim = self.ledger.cheapest(now_s, bases) if self.over_quota() else None
+                too_large = (
+                    id and self._max_bytes is not None and self.ledger.nbytes + new + manifest_bytes > self._max_bytes
+                )
+            if victim is None and too_large:
+                raise StoreUnavailable(
+                    f"snapshot {id} and the bases of what is being written are over {self._max_bytes} bytes, the quota"
+                )
             if victim is None:
                 return
             log.info("snapshot %s makes room in %s", victim, self.files.where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -15,20 +16,23 @@ import xxhash
 
 from zllm_jax.cache.manifest import Manifest
 from zllm_jax.cache.snapshot_files import CHUNKS, Blocks, Files, Writing
-from zllm_jax.cache.snapshot_layout import Array, Piece, Stage, joined, rows_of
+from zllm_jax.cache.snapshot_layout import FIXED, Array, Piece, Stage, joined, rows_of
 from zllm_jax.cache.snapshot_ledger import SnapshotInfo
 
 IN_FLIGHT_BYTES = 64 << 20
 
 
 def tenant_prefix(tenant: str) -> bytes:
-    """What the name of a chunk depends on besides its bytes, so that two tenants never share a file."""
+    """What the names of a tenant's chunks depend on, so that two tenants never share a file."""
     return hashlib.sha256(tenant.encode()).digest()
 
 
-def chunk_name(prefix: bytes, blocks: Blocks) -> str:
-    """xxh3-128 of the prefix and of C-contiguous blocks, one after the other."""
-    hasher = xxhash.xxh3_128(prefix)
+def chunk_name(prefix: bytes, stage: int, start: int, blocks: Blocks) -> str:
+    """xxh3-128 of the tenant, of the place, and of C-contiguous blocks, one after the other.
+
+    start: the first row of the piece, or FIXED. With the place in it, a file is never taken for its neighbour.
+    """
+    hasher = xxhash.xxh3_128(prefix + struct.pack("<qq", stage, start))
     for block in blocks:
         hasher.update(block.data)
     return hasher.hexdigest()
@@ -140,7 +144,7 @@ class SnapshotWriter:
             return
         try:
             data = bytearray(b"".join(arrays[name].tobytes() for name, _ in fixed))
-            self._fixed[stage] = self._write(data)
+            self._fixed[stage] = self._write(stage, FIXED, data)
         except BaseException:
             self.abort()
             raise
@@ -202,11 +206,11 @@ class SnapshotWriter:
         awaited.index += 1
         if awaited.index < len(self._missing):
             awaited.next = self._missing[awaited.index][0]
-        self._names[index].append(self._write(awaited.buffer))
+        self._names[index].append(self._write(index, begin, awaited.buffer))
 
-    def _write(self, data: bytearray) -> str:
+    def _write(self, stage: int, start: int, data: bytearray) -> str:
         """Begin to write a chunk, unless there is such a file; its name."""
-        name = chunk_name(self._prefix, [np.frombuffer(data, np.uint8)])
+        name = chunk_name(self._prefix, stage, start, [np.frombuffer(data, np.uint8)])
         there = self._home.hold(name, len(data))
         self._held.append(name)
         if there or name in self._written:
