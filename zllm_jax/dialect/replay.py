@@ -12,13 +12,14 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from zllm_jax.dialect.chat_template import ChatTemplate
 from zllm_jax.dialect.tokenizer import Tokenizer
-from zllm_jax.dialect.turns import Calls, Message, Turn, calls_of, content_text, keys, token_ends
+from zllm_jax.dialect.turns import Calls, Message, Turn, calls_of, calls_of_one, content_text, keys, token_ends
 from zllm_jax.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
@@ -33,10 +34,12 @@ class Replay:
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, *, max_bytes: int = MAX_BYTES) -> None:
         self._tokenizer, self._template, self._max_bytes = tokenizer, template, max_bytes
-        self._sentinel = f"zllm{secrets.token_hex(16)}"  # what no message can contain by intent
+        # What no message contains by intent; one character only, for templates that rearrange a content's characters.
+        self._sentinel = chr(0xF0000 + secrets.randbelow(0xFFFD)) * 16
         self._lock = threading.Lock()
         self._turns: OrderedDict[int, Turn] = OrderedDict()  # by id(turn), the oldest use first
         self._by_key: dict[str, list[Turn]] = {}
+        self._by_request: dict[str, Turn] = {}
         self.nbytes = 0
 
     def __len__(self) -> int:
@@ -44,6 +47,7 @@ class Replay:
 
     def remember(
         self,
+        request_id: str,
         messages: Sequence[Message],
         prompt: np.ndarray,
         sampled: Sequence[int],
@@ -51,13 +55,12 @@ class Replay:
         *,
         tools: Sequence[Any] = (),
         tenant: str = "",
-        calls: Sequence[Message] = (),
         stopped: bool = False,
     ) -> None:
         """Keep the answer to `messages`.
 
-        prompt: i32[S] as it was computed. sampled: the ids drawn, without EOS. content, calls: what the client was given
-        (calls in OpenAI's shape). stopped: a stop sequence ended it, so that `sampled` says more than `content`.
+        prompt: i32[S] as it was computed. sampled: the ids drawn, without EOS. content: what the client was given.
+        stopped: a stop sequence ended it, so that `sampled` says more than `content`.
         """
         rest = ""
         if stopped:
@@ -66,7 +69,23 @@ class Replay:
             sampled, rest = sampled[:keep], content[ends.at[keep - 1] if keep else 0 :]
         ids = np.concatenate([np.asarray(prompt, np.int32), np.asarray(sampled, np.int32)])
         *_, key = keys(messages, tools, tenant)
-        self._keep(Turn(key, ids, len(prompt), content, rest, calls_of({"tool_calls": list(calls)})))
+        self._keep(Turn(key, ids, len(prompt), content, rest, request_id=request_id))
+
+    def name_calls(self, request_id: str, calls: Sequence[str | Message], content: str = "") -> None:
+        """The client was given calls, and `content` beside them, in place of a remembered answer's text.
+
+        calls: in OpenAI's shape, so that a changed argument is noticed; or only their ids. A turn that is not
+        remembered any more is left alone.
+        """
+        made = tuple(
+            call for one in calls for call in (((one, "", ""),) if isinstance(one, str) else calls_of_one(one))
+        )
+        with self._lock:
+            turn = self._by_request.get(request_id)
+            if turn is not None:
+                self._forget(turn)
+        if turn is not None:
+            self._keep(replace(turn, calls=made, content=content))
 
     def prompt(self, messages: Sequence[Message], *, tools: Sequence[Any] = (), tenant: str = "") -> list[int] | None:
         """The ids of a prompt whose last remembered assistant turn is replayed; None where there is none.
@@ -86,7 +105,7 @@ class Replay:
         return None
 
     def meta(self, tokens: np.ndarray) -> dict[str, Any]:
-        """What a snapshot of `tokens` i32[S] must keep besides them, so that `recall` finds its turns again; JSON-able."""
+        """What a snapshot of `tokens` i32[S] keeps besides them, so that `recall` finds its turns again; JSON-able."""
         with self._lock:
             inside = [turn for turn in self._turns.values() if _is_inside(turn, tokens)]
         entries, room = [], MAX_META_CHARS
@@ -103,12 +122,13 @@ class Replay:
                     "content": turn.content,
                     "rest": turn.rest,
                     "calls": [list(call) for call in turn.calls],
+                    "request": turn.request_id,
                 }
             )
         return {"turns": entries[::-1]}
 
     def recall(self, tokens: np.ndarray, meta: Mapping[str, Any]) -> int:
-        """Remember the turns of a stored state i32[S]; how many. What is malformed is left out: a file may hold anything."""
+        """Remember the turns of a stored state i32[S]; how many. Malformed ones are left: a file may hold anything."""
         entries = meta.get("turns", ())
         found = 0
         for entry in entries if isinstance(entries, Sequence) else ():
@@ -133,15 +153,13 @@ class Replay:
         if len(turns) < 2:
             return turns
         answered = _call_ids(messages, place)
-        fit = {
-            id(turn): (
-                bool(answered & {call[0] for call in turn.calls}),
-                turn.content == echoed,
-                turn.shared(self._tokenizer, echoed)[0],
-            )
-            for turn in turns
-        }
-        return sorted(reversed(turns), key=lambda turn: fit[id(turn)], reverse=True)
+
+        def fit(numbered: tuple[int, Turn]) -> tuple[bool, bool, int, int]:
+            number, turn = numbered
+            called = bool(answered & {call[0] for call in turn.calls})
+            return called, turn.content == echoed, turn.shared(self._tokenizer, echoed)[0], number
+
+        return [turn for _, turn in sorted(enumerate(turns), key=fit, reverse=True)]
 
     def _continued(self, turn: Turn, messages: Sequence[Message], place: int, tools: Sequence[Any]) -> list[int] | None:
         message = messages[place]
@@ -196,6 +214,7 @@ class Replay:
                 self._forget(other)
             self._by_key.setdefault(turn.key, []).append(turn)
             self._turns[id(turn)] = turn
+            self._by_request[turn.request_id] = turn
             self.nbytes += turn.nbytes
             while self.nbytes > self._max_bytes:
                 self._forget(next(iter(self._turns.values())))
@@ -203,6 +222,8 @@ class Replay:
     def _forget(self, turn: Turn) -> None:
         del self._turns[id(turn)]
         self.nbytes -= turn.nbytes
+        if self._by_request.get(turn.request_id) is turn:
+            del self._by_request[turn.request_id]
         left = self._by_key[turn.key]
         left.remove(turn)
         if not left:
@@ -217,9 +238,11 @@ class Replay:
 def _same_calls(calls: Calls, messages: Sequence[Message], place: int) -> bool:
     """Whether the message makes the calls that the turn made; one that lost them is known by the answers to them."""
     echoed = calls_of(messages[place])
-    if echoed or not calls:
-        return echoed == calls
-    return bool(_call_ids(messages, place) & {call[0] for call in calls})
+    if calls and not echoed:
+        return bool(_call_ids(messages, place) & {call[0] for call in calls})
+    return len(echoed) == len(calls) and all(
+        one == other or (other[1] == "" and one[0] == other[0]) for one, other in zip(echoed, calls, strict=True)
+    )
 
 
 def _call_ids(messages: Sequence[Message], place: int) -> set[str]:
@@ -252,11 +275,11 @@ def _is_inside(turn: Turn, tokens: np.ndarray) -> bool:
 def _turn(tokens: np.ndarray, entry: Mapping[str, Any]) -> Turn:
     """A turn as `Replay.meta` wrote it. Raises what a malformed one causes."""
     num_prompt, num_tokens, missing = entry["prompt"], entry["tokens"], entry["missing"]
-    key, content, rest = entry["key"], entry["content"], entry["rest"]
+    key, content, rest, request = entry["key"], entry["content"], entry["rest"], entry["request"]
     if not (isinstance(num_prompt, int) and isinstance(num_tokens, int) and isinstance(missing, list)):
         raise TypeError("prompt and tokens must be integers, missing a list")
-    if not all(isinstance(text, str) for text in (key, content, rest)):
-        raise TypeError("key, content and rest must be texts")
+    if not all(isinstance(text, str) for text in (key, content, rest, request)):
+        raise TypeError("key, content, rest and request must be texts")
     if (
         min(missing, default=0) < 0
         or len(missing) > _MAX_MISSING
@@ -267,4 +290,4 @@ def _turn(tokens: np.ndarray, entry: Mapping[str, Any]) -> Turn:
     if missing:
         ids = np.concatenate([ids, np.asarray(missing, np.int32)])
     calls = tuple((str(id), str(name), str(arguments)) for id, name, arguments in entry["calls"])
-    return Turn(key, ids, num_prompt, content, rest, calls)
+    return Turn(key, ids, num_prompt, content, rest, calls, request)

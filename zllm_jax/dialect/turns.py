@@ -25,7 +25,8 @@ class Turn:
 
     key: names the messages before it (`keys`). ids: i32[S], the prompt and the sampled ids without EOS; num_prompt: how
     many are the prompt's. content: the text that the client was given. rest: the end of it that no whole id covers,
-    because a stop sequence began inside an id. calls: the calls that the client was given.
+    because a stop sequence began inside an id. calls: the calls that the client was given. request_id: of the request
+    that it answered.
     """
 
     key: str
@@ -34,6 +35,7 @@ class Turn:
     content: str
     rest: str = ""
     calls: Calls = ()
+    request_id: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -98,20 +100,23 @@ def content_text(message: Message) -> str | None:
 
 def calls_of(message: Message) -> Calls:
     """(id, name, arguments) of each call; arguments that differ in spelling only are equal."""
-    found = []
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if isinstance(function, Mapping):
-            arguments = function.get("arguments")
-            found.append((str(call.get("id", "")), str(function.get("name", "")), _canonical(_parsed(arguments))))
-    return tuple(found)
+    return tuple(made for call in message.get("tool_calls") or () for made in calls_of_one(call))
+
+
+def calls_of_one(call: Any) -> Calls:
+    """The same of one call; () for what is none."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return ()
+    arguments = _canonical(_parsed(function.get("arguments")))
+    return ((str(call.get("id", "")), str(function.get("name", "")), arguments),)
 
 
 def keys(messages: Sequence[Message], tools: Iterable[Any], tenant: str) -> Iterator[str]:
     """For each message, the name of what stands before it; and last, that of all messages. Each costs its own message.
 
     Two requests have a name in common when their tenant, their tools and the messages up to there mean the same:
-    fields that are null or empty, the order of fields, a text cut into parts, and how arguments are spelled don't count.
+    null and empty fields, the order of fields, a text cut into parts, and how arguments are spelled don't count.
     """
     state = hashlib.blake2b(_canonical([tenant, list(tools)]).encode(), digest_size=16)
     yield state.hexdigest()

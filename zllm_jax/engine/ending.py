@@ -60,6 +60,7 @@ class Ending:
         if sampled and sampled[-1] in self._eos_ids:
             sampled = sampled[:-1]
         self._replay.remember(
+            envelope.request_id,
             one.messages,
             self._prompt,
             sampled,

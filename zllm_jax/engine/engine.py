@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ from zllm_jax.engine.ending import Ending
 from zllm_jax.errors import InvalidRequest, ZllmError
 from zllm_jax.metrics import Metrics
 from zllm_jax.scheduler import Job, Scheduler, clock
-from zllm_jax.values import Delta, Envelope, Request
+from zllm_jax.values import Delta, Envelope, Message, Request
 
 Progress = Callable[[str, int, int], None]
 
@@ -28,8 +28,8 @@ Progress = Callable[[str, int, int], None]
 class Engine:
     """One model on one device, with its cache. Build it with `zllm_jax.wiring.Engine.from_pretrained`.
 
-    metrics: what scheduler and cache report to as well; `metrics()` renders it. What the cache stored with its snapshots
-    is recalled here, and the cache is told what to store with the next ones.
+    metrics: what scheduler and cache report to as well; `metrics()` renders it. Turns that the cache stored with its
+    snapshots are recalled here, and the cache is told what to store with the next ones.
     """
 
     def __init__(
@@ -117,6 +117,14 @@ class Engine:
     def count_tokens(self, request: Request) -> int:
         """How many prompt tokens the model would see: exact, by the same template and tokenizer."""
         return len(self._prompt(_neutral(request)))
+
+    def name_calls(self, request_id: str, calls: Sequence[str | Message], content: str = "") -> None:
+        """A finished request's client was given calls, and `content` beside them, in place of the envelope's text.
+
+        calls: in OpenAI's shape, or only their ids. When they come back, however spelled, the sampled ids are replayed.
+        """
+        if self._replay is not None:
+            self._replay.name_calls(request_id, calls, content)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for (empty without a tokenizer)."""
