@@ -259,7 +259,8 @@ def test_text_that_is_none_gets_no_replay() -> None:
 
 WITH_CALLS = PLAIN.replace(
     "{{ m.content }}",
-    "{{ m.content }}{% for c in m.tool_calls or () %}[{{ c.function.name }}:{{ c.function.arguments | tojson }}]{% endfor %}",
+    "{{ m.content }}{% for c in m.tool_calls or () %}{% set f = c.function %}[{{ f.name }}:{{ f.arguments | tojson }}]"
+    "{% endfor %}",
 )
 CALL = {"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
 RESULT = {"role": "tool", "tool_call_id": "call-1", "content": "3"}
@@ -316,7 +317,7 @@ def test_naming_what_is_forgotten_is_nothing() -> None:
     assert len(talk.replay) == 0
 
 
-# -- several answers, memory, storage ------------------------------------------------------------------------------------
+# -- several answers, memory, storage ----------------------------------------------------------------------------------
 
 
 def test_of_several_answers_the_one_that_comes_back() -> None:

@@ -24,12 +24,11 @@ def explain(
 ) -> str:
     """Where a prompt i32[S] and a stored state part: the number of the token, the texts there, the field.
 
-    >>> explain(...)  # doctest: +SKIP
-    'token 41 of 60005 differs, 12 were reused: after "version=2.1; cch=" it is "f3a9" here and "07bc" in the stored
-    state of 59000 tokens; messages[0].content, character 30'
+    For example: token 41 of 60005 differs, 32 were reused: after "version=2.1; nonce=" it is "f3a9" here and "07bc" in
+    the stored state of 59000 tokens; messages[0].content, character 30
     """
-    text = _text(tokenizer, prompt)
-    at = len(_text(tokenizer, prompt[: miss.common]))
+    head = _text(tokenizer, prompt[: miss.common])
+    text, at = head + _text(tokenizer, prompt[miss.common :]), len(head)
     here, there = _text(tokenizer, miss.here), _text(tokenizer, miss.there)
     return (
         f"token {miss.common} of {len(prompt)} differs, {miss.reused_tokens} were reused: "

@@ -44,7 +44,7 @@ class Call:
         while True:
             if not self._taken:
                 self._taken += self._ticket.wait()
-            for delta in self._deltas():
+            for delta in self._next():
                 yield delta
                 if delta.envelope is not None:
                     return
@@ -63,9 +63,11 @@ class Call:
                 await arrived.wait()
                 arrived.clear()
                 self._taken += self._ticket.take()
-                for delta in self._deltas():
-                    done = delta.envelope is not None
-                    yield delta
+                while self._taken:
+                    ends = isinstance(self._taken[0], Outcome)  # what is done then may take milliseconds
+                    for delta in await asyncio.to_thread(self._next) if ends else self._next():
+                        done = delta.envelope is not None
+                        yield delta
         finally:
             self._ticket.on_event(_nothing if done else self._drain)
             if not done:
@@ -75,25 +77,22 @@ class Call:
         """Nobody listens any more, but the end must still be seen."""
         with self._draining:
             self._taken += self._ticket.take()
-            for _ in self._deltas():
-                pass
+            while self._taken:
+                self._next()
 
-    def _deltas(self) -> Iterator[Delta]:
-        while self._taken:
-            event = self._taken.popleft()
-            if isinstance(event, Outcome):
-                yield from self._close(event)
-            elif (delta := self._output.feed(event)) is not None:
-                if self._output.stopped:
-                    self._ticket.stop_after(len(self._output.tokens))
-                yield delta
-
-    def _close(self, outcome: Outcome) -> Iterator[Delta]:
-        rest = self._output.close()
-        envelope = self._at_end(self._output.envelope(self.request_id, outcome))
-        if rest:
-            yield Delta(text=rest)
-        yield Delta(envelope=envelope)
+    def _next(self) -> list[Delta]:
+        """What the oldest event that was taken shows."""
+        event = self._taken.popleft()
+        if isinstance(event, Outcome):
+            rest = self._output.close()
+            envelope = self._at_end(self._output.envelope(self.request_id, event))
+            return [*([Delta(text=rest)] if rest else []), Delta(envelope=envelope)]
+        delta = self._output.feed(event)
+        if delta is None:
+            return []
+        if self._output.stopped:
+            self._ticket.stop_after(len(self._output.tokens))
+        return [delta]
 
 
 class _Output:
