@@ -16,7 +16,7 @@ from zllm_jax.values import Status, Tier, Timing, Usage
 log = logging.getLogger(__name__)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MISSES = ("no_prefix", "not_faster", "corrupt", "unavailable", "off")
+MISSES = ("no_prefix", "not_faster", "corrupt", "unavailable", "off", "not_admitted")
 OUTCOMES = ("saved", "clean", "dropped")
 
 # 1 ms to 60 s; the finer ones, of what happens once a token, begin at 0.1 ms.
@@ -78,7 +78,8 @@ class Metrics:
         """A request's look-up; call it once for every request, those that did not ask for the cache ("off") too.
 
         reason: "hit", or why it is no better one: "no_prefix", "not_faster" (recomputing is predicted to be faster),
-        "corrupt", "unavailable", "off". A resident hit may have a reason why it is not a longer one on disk.
+        "corrupt", "unavailable", "off", "not_admitted" (it ended in the queue). A resident hit may have a reason why it
+        is not a longer one on disk.
         """
         series = self._lookups.get((tier, reason))
         if series is None:

@@ -17,6 +17,7 @@ import numpy as np
 from zllm_jax.buffers import ALIGNMENT, RowLayout, RowSpec
 from zllm_jax.config import ModelConfig, RopeConfig
 from zllm_jax.errors import BudgetExceeded
+from zllm_jax.metrics import Metrics
 from zllm_jax.values import (
     Delta,
     Envelope,
@@ -49,8 +50,9 @@ class ByteTokenizer:
     special_ids = frozenset({bos_id, eos_id, pad_id})
     strips_space = False
 
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
+    def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
+        """The bytes of `text`; BOS only where it is asked for."""
+        return [*((self.bos_id,) if add_bos else ()), *text.encode()]
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of `tokens`; bytes that are no UTF-8 become U+FFFD, specials vanish."""
@@ -134,6 +136,7 @@ class ScriptedEngine:
         self.requests: list[Request] = []
         self.envelopes: list[Envelope] = []
         self._scripts: deque[Script] = deque()
+        self._metrics = Metrics()
         self._ended = threading.Condition()
 
     def say(self, text: str | bytes = "", **script: Any) -> None:
@@ -149,6 +152,9 @@ class ScriptedEngine:
 
     def report(self) -> Mapping[str, Any]:
         return {"model": self.model_name, "requests": len(self.requests), "ended": len(self.envelopes)}
+
+    def metrics(self) -> bytes:
+        return self._metrics.render()
 
     def wait_ended(self, count: int, timeout_s: float = 10.0) -> list[Envelope]:
         """The envelopes, once `count` calls have ended; for a test in another thread. Raises `TimeoutError`."""
@@ -181,6 +187,7 @@ class ScriptedEngine:
         return self.tokenizer.encode("".join(f"{message['role']}: {message['content']}\n" for message in messages))
 
     def _end(self, envelope: Envelope) -> None:
+        self._metrics.ended(envelope.status, envelope.usage, envelope.timing)
         with self._ended:
             self.envelopes.append(envelope)
             self._ended.notify_all()

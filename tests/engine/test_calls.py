@@ -277,8 +277,8 @@ def test_a_store_that_fails_never_reaches_the_caller(
     first = one.engine.generate(Request(QUESTION, sampling=GREEDY))
     one.engine.evict()
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(store, "reading", unavailable)
-        patch.setattr(store, "save", unavailable)
+        patch.setattr(store, "reader", unavailable)
+        patch.setattr(store, "writer", unavailable)
         second = one.engine.generate(Request(QUESTION, sampling=GREEDY))
         assert one.engine.evict() == 0
     assert (second.text, second.status, second.usage.tier) == (first.text, first.status, Tier.COLD)

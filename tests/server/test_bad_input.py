@@ -126,7 +126,7 @@ def test_not_ready_is_503() -> None:
     assert asyncio.run(ask()) == 503
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/cache", CHAT, "/nothing"])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/cache", "/metrics", CHAT, "/nothing"])
 @pytest.mark.parametrize("header", [None, "Bearer", "Bearer wrong", "Basic key", "key", "Bearer k\xe9y"])
 def test_every_path_but_the_probes_needs_the_key(path: str, header: str | None) -> None:
     headers = {} if header is None else {"authorization": header.encode("latin-1")}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Sequence
 
 from zllm_jax import __version__
-from zllm_jax.cli import cache, doctor, experiment, generate, models
+from zllm_jax.cli import cache, doctor, experiment, generate, logs, models
 from zllm_jax.errors import ConfigError, InvalidRequest, ZllmError
 
 DONE, FAILED, MISUSED, INTERRUPTED, NOBODY_READS = 0, 1, 2, 130, 141
@@ -42,8 +41,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     args = build_parser().parse_args(argv)
-    logging.basicConfig(level=logging.WARNING, format="zllm: %(message)s", stream=sys.stderr)
     try:
+        logs.configure(args)
         code: int = args.run(args)
         sys.stdout.flush()
         return code

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zllm_jax.cli.engine import add_engine_options, open_engine
+from zllm_jax.cli.logs import add_log_options
 from zllm_jax.cli.output import ConsoleProgress, add_json, print_json
 from zllm_jax.errors import ConfigError, InvalidRequest
 from zllm_jax.values import Envelope, Request, Sampling, Status
@@ -58,6 +59,7 @@ def add(commands: Any) -> None:
     )
     generate.add_argument("--stream", action="store_true", help="with --json: one JSON line a piece")
     add_json(generate, "the envelope")
+    add_log_options(generate)
     generate.set_defaults(run=_generate)
 
     serve: argparse.ArgumentParser = commands.add_parser(
@@ -70,6 +72,7 @@ def add(commands: Any) -> None:
     serve.add_argument("--host", default="127.0.0.1", help="default: %(default)s, this machine only")
     serve.add_argument("--port", type=int, default=8000, help="default: %(default)s")
     serve.add_argument("--api-key", metavar="KEY", help="asked of every client; better set as ZLLM_API_KEY")
+    add_log_options(serve)
     serve.set_defaults(run=_serve)
 
 
@@ -156,5 +159,5 @@ def _serve(args: argparse.Namespace) -> int:
         engine = open_engine(args, progress)
         engine.warmup(progress=progress)
     with engine:
-        serve(engine, args.host, args.port, api_key=api_key)
+        serve(engine, args.host, args.port, api_key=api_key, own_logs=False)
     return 0

@@ -30,6 +30,11 @@ class Detokenizer:
             added, self._strip = added.removeprefix(b" "), False
         return self._utf8.decode(added)
 
+    @property
+    def pending(self) -> bool:
+        """Whether the ids so far end inside a character."""
+        return bool(self._utf8.getstate()[0])
+
     def close(self) -> str:
         """What is left: a replacement character for a character that never became whole."""
         return self._utf8.decode(b"", final=True)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from zllm_jax.errors import ConfigError, UnknownModel
+from zllm_jax.metrics import CONTENT_TYPE
 from zllm_jax.protocol import openai_chat
 from zllm_jax.server.auth import RequireKey
 from zllm_jax.server.body import Limits
@@ -61,12 +62,16 @@ def create_app(
     async def cache(_: HttpRequest) -> Response:
         return json_response(engine.report())
 
+    def metrics(_: HttpRequest) -> Response:  # not async: Starlette gives it a thread
+        return Response(engine.metrics(), headers={"content-type": CONTENT_TYPE})
+
     return Starlette(
         routes=[
             Route("/v1/chat/completions", chat.respond, methods=["POST"]),
             Route("/v1/models", models, methods=["GET"]),
             Route("/v1/models/{name:path}", model, methods=["GET"]),
             Route("/v1/cache", cache, methods=["GET"]),
+            Route("/metrics", metrics, methods=["GET"]),
             Route("/health", health, methods=["GET"]),
             Route("/ready", ready, methods=["GET"]),
         ],

@@ -38,3 +38,7 @@ class Engine(Protocol):
     def report(self) -> Mapping[str, Any]:
         """Numbers of cache and queue, ready for JSON."""
         ...
+
+    def metrics(self) -> bytes:
+        """What happened so far, in Prometheus' text format. May be called in any thread."""
+        ...

@@ -23,8 +23,12 @@ def serve(
     limits: Limits | None = None,
     default_max_tokens: int = DEFAULT_MAX_TOKENS,
     log_level: str = "info",
+    own_logs: bool = True,
 ) -> None:
-    """Serve `engine` until interrupted. Raises `ConfigError` for an address beyond this machine without `api_key`."""
+    """Serve `engine` until interrupted. Raises `ConfigError` for an address beyond this machine without `api_key`.
+
+    own_logs: False sends the server's log lines to the handlers that the process has.
+    """
     if api_key is None and not is_loopback(host):
         raise ConfigError(f"host {host!r} is reachable from outside: set an API key, or serve on 127.0.0.1")
     app = create_app(engine, api_key=api_key, limits=limits, default_max_tokens=default_max_tokens)
@@ -33,6 +37,7 @@ def serve(
         host=host,
         port=port,
         log_level=log_level,
+        log_config=uvicorn.config.LOGGING_CONFIG if own_logs else None,
         ws="none",
         server_header=False,
         timeout_graceful_shutdown=DRAIN_TIMEOUT_S,

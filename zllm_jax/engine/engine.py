@@ -1,14 +1,11 @@
-"""The engine: requests in, envelopes out. It joins text (dialect) with token ids (scheduler) and owns neither.
-
-Text goes out only when it can no longer be part of a stop sequence or of an unfinished character.
-"""
+"""The engine: requests in, envelopes out."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -17,151 +14,23 @@ import numpy as np
 
 from zllm_jax.cache import PrefixCache
 from zllm_jax.config import EngineConfig, ModelConfig
-from zllm_jax.dialect import ChatTemplate, Detokenizer, Tokenizer
-from zllm_jax.errors import InvalidRequest
-from zllm_jax.runtime import Drawn
-from zllm_jax.scheduler import Event, Job, Outcome, Scheduler, Ticket, clock
-from zllm_jax.values import Delta, Envelope, Request, Status, TokenLogprob
+from zllm_jax.dialect import ChatTemplate, Replay, Tokenizer, without_volatile
+from zllm_jax.engine.call import Call
+from zllm_jax.engine.ending import Ending
+from zllm_jax.errors import InvalidRequest, ZllmError
+from zllm_jax.metrics import Metrics
+from zllm_jax.scheduler import Job, Scheduler, clock
+from zllm_jax.values import Delta, Envelope, Message, Request
 
 Progress = Callable[[str, int, int], None]
 
 
-class Call:
-    """One running request: iterate over its `Delta`s; the last one carries the envelope. `cancel` from any thread."""
-
-    def __init__(self, request_id: str, request: Request, ticket: Ticket, tokenizer: Tokenizer | None) -> None:
-        self.request_id = request_id
-        self._ticket = ticket
-        self._output = _Output(request, tokenizer)
-
-    def cancel(self) -> None:
-        self._ticket.cancel()
-
-    def __iter__(self) -> Iterator[Delta]:
-        while True:
-            for delta in self._deltas(self._ticket.wait()):
-                yield delta
-                if delta.envelope is not None:
-                    return
-
-    async def stream(self) -> AsyncGenerator[Delta, None]:
-        """The same deltas without blocking the event loop. Closing the generator cancels the request."""
-        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-
-        def notify() -> None:
-            loop.call_soon_threadsafe(arrived.set)
-
-        self._ticket.on_event(notify)
-        done = False
-        try:
-            while not done:
-                await arrived.wait()
-                arrived.clear()
-                for delta in self._deltas(self._ticket.take()):
-                    done = delta.envelope is not None
-                    yield delta
-        finally:
-            self._ticket.on_event(_nothing)
-            if not done:
-                self.cancel()
-
-    def _deltas(self, events: list[Event]) -> Iterator[Delta]:
-        for event in events:
-            if isinstance(event, Outcome):
-                yield from self._output.close(self.request_id, event)
-            elif (delta := self._output.feed(event)) is not None:
-                if self._output.stopped:
-                    self._ticket.stop_after(len(self._output.tokens))
-                yield delta
-
-
-class _Output:
-    """What a request has put out so far: ids, text, and how much of the text may already be shown."""
-
-    def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
-        self._stop = request.stop
-        self._text = Detokenizer(tokenizer, continuing=True) if tokenizer is not None else None
-        self.tokens: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._shown, self._held = "", ""
-        self.stop_text: str | None = None
-
-    @property
-    def stopped(self) -> bool:
-        return self.stop_text is not None
-
-    def feed(self, drawn: list[Drawn]) -> Delta | None:
-        """The visible part of new tokens; tokens after a stop sequence are dropped."""
-        fresh: list[Drawn] = []
-        for one in drawn:
-            if self.stopped:
-                break
-            fresh.append(one)
-            if self._text is not None:
-                self._held += self._text.feed([one.token])
-                self._look_for_stop()
-        if not fresh:
-            return None
-        return self._delta(fresh, self._visible())
-
-    def close(self, request_id: str, outcome: Outcome) -> Iterator[Delta]:
-        if self._text is not None and not self.stopped:
-            self._held += self._text.close()
-        rest, self._held = ("" if self.stopped else self._held), ""
-        if rest:
-            self._shown += rest
-            yield Delta(text=rest)
-        yield Delta(envelope=self._envelope(request_id, outcome))
-
-    def _envelope(self, request_id: str, outcome: Outcome) -> Envelope:
-        stopped = self.stopped and outcome.status in (Status.COMPLETED, Status.TRUNCATED)
-        telemetry = outcome.telemetry
-        if stopped:  # the sequence may have ended in another way before the scheduler heard of the stop
-            telemetry = replace(telemetry, finish="stop", stop_text=self.stop_text)
-        timing = outcome.timing
-        return Envelope(
-            request_id=request_id,
-            status=Status.COMPLETED if stopped else outcome.status,
-            tokens=tuple(self.tokens),
-            text=self._shown,
-            usage=replace(outcome.usage, generated_tokens=len(self.tokens)),
-            timing=replace(timing, post_s=timing.post_s + clock() - outcome.ended),
-            telemetry=telemetry,
-            logprobs=tuple(self._logprobs),
-            conversation=outcome.conversation,
-            error=outcome.error,
-        )
-
-    def _delta(self, drawn: list[Drawn], text: str) -> Delta:
-        logprobs = tuple(one.logprob for one in drawn if one.logprob is not None)
-        self.tokens += [one.token for one in drawn]
-        self._logprobs += logprobs
-        return Delta(text=text, tokens=tuple(one.token for one in drawn), logprobs=logprobs)
-
-    def _look_for_stop(self) -> None:
-        found = [(at, text) for text in self._stop if (at := self._held.find(text)) >= 0]
-        if found:
-            at, self.stop_text = min(found)
-            self._held = self._held[:at]
-
-    def _visible(self) -> str:
-        """Everything held but the longest suffix that may begin a stop sequence."""
-        keep = 0
-        if not self.stopped:
-            keep = max((_overlap(self._held, text) for text in self._stop), default=0)
-        cut = len(self._held) - keep
-        text, self._held = self._held[:cut], self._held[cut:]
-        self._shown += text
-        return text
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper prefix of `stop` that `text` ends with."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
-
-
 class Engine:
-    """One model on one device, with its cache. Build it with `zllm_jax.wiring.Engine.from_pretrained`."""
+    """One model on one device, with its cache. Build it with `zllm_jax.wiring.Engine.from_pretrained`.
+
+    metrics: what scheduler and cache report to as well; `metrics()` renders it. Turns that the cache stored with its
+    snapshots are recalled here, and the cache is told what to store with the next ones.
+    """
 
     def __init__(
         self,
@@ -174,12 +43,19 @@ class Engine:
         tokenizer: Tokenizer | None,
         template: ChatTemplate | None,
         warm: Callable[[Progress | None], None],
+        metrics: Metrics | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self.model_name, self.model_config, self.config = model_name, model_config, config
         self.tokenizer = tokenizer
         self._template, self._scheduler, self._cache = template, scheduler, cache
         self._warm, self._on_close = warm, on_close
+        self._metrics = metrics or cache.metrics
+        self._replay = Replay(tokenizer, template) if tokenizer is not None and template is not None else None
+        if self._replay is not None:
+            for tokens, meta in cache.stored():
+                self._replay.recall(tokens, meta)
+            cache.meta_of = self._replay.meta
         self._ids = itertools.count(1)
         self.ready = True
 
@@ -192,7 +68,15 @@ class Engine:
 
     def submit(self, request: Request) -> Call:
         """Queue one request; iterate over the result, or cancel it."""
+        try:
+            return self._submit(request)
+        except ZllmError as error:
+            self._metrics.refused(type(error).__name__)
+            raise
+
+    def _submit(self, request: Request) -> Call:
         started = clock()
+        request = _neutral(request)
         prompt = self._prompt(request)
         one = request.sampling
         seed = one.seed if one.seed is not None else secrets.randbits(63)
@@ -205,6 +89,9 @@ class Engine:
             seed=seed % 2**64,
             stop_ids=eos,
             cache=request.cache,
+            tenant=request.tenant,
+            priority=request.priority,
+            conversation=request.conversation,
             single_step=bool(request.stop),
             started=started,
             deadline=None if request.timeout_s is None else started + request.timeout_s,
@@ -212,7 +99,8 @@ class Engine:
         self._check_ids(prompt, one.logit_bias)
         if request.stop and self.tokenizer is None:
             raise InvalidRequest("stop sequences are text, but this model has no tokenizer", param="stop")
-        return Call(job.request_id, request, self._scheduler.submit(job), self.tokenizer)
+        ending = Ending(request, prompt, eos, self.tokenizer, self._replay)
+        return Call(job.request_id, request, self._scheduler.submit(job), self.tokenizer, ending)
 
     async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """`submit` for asyncio: the prompt is prepared in a worker thread; closing the generator cancels."""
@@ -228,7 +116,15 @@ class Engine:
 
     def count_tokens(self, request: Request) -> int:
         """How many prompt tokens the model would see: exact, by the same template and tokenizer."""
-        return len(self._prompt(request))
+        return len(self._prompt(_neutral(request)))
+
+    def name_calls(self, request_id: str, calls: Sequence[str | Message], content: str = "") -> None:
+        """A finished request's client was given calls, and `content` beside them, in place of the envelope's text.
+
+        calls: in OpenAI's shape, or only their ids. When they come back, however spelled, the sampled ids are replayed.
+        """
+        if self._replay is not None:
+            self._replay.name_calls(request_id, calls, content)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for (empty without a tokenizer)."""
@@ -254,6 +150,10 @@ class Engine:
         """Cache and queue in numbers, JSON-able."""
         return {"model": self.model_name, **self._scheduler.report(), **self._cache.report()}
 
+    def metrics(self) -> bytes:
+        """What happened so far, in Prometheus' text format."""
+        return self._metrics.render()
+
     def close(self) -> None:
         """Cancel what runs and free the device thread."""
         self.ready = False
@@ -275,8 +175,11 @@ class Engine:
         if request.prompt is not None:
             text, param = request.prompt, "prompt"
         else:
-            if self._template is None:
+            if self._template is None or self._replay is None:
                 raise InvalidRequest("this model has no chat template: send prompt= instead", param="messages")
+            replayed = self._replay.prompt(request.messages or (), tools=request.tools, tenant=request.tenant)
+            if replayed is not None:
+                return np.asarray(replayed, np.int32)
             text, param = self._template.render(request.messages or (), request.tools or None), "messages"
         try:
             text.encode()
@@ -302,10 +205,14 @@ class Engine:
                 )
 
 
+def _neutral(request: Request) -> Request:
+    """Without what changes from request to request and says nothing."""
+    if request.messages is None:
+        return request
+    messages = without_volatile(request.messages)
+    return request if messages == request.messages else replace(request, messages=messages)
+
+
 def _cancel_submitted(submitting: asyncio.Future[Call]) -> None:
     if not submitting.cancelled() and submitting.exception() is None:
         submitting.result().cancel()
-
-
-def _nothing() -> None:
-    return None
