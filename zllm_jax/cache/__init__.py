@@ -4,14 +4,20 @@ It knows tokens, pages and files; it does not know protocols, prompts as text, o
 """
 
 from zllm_jax.cache.index import Match, PrefixIndex, common_prefix
+from zllm_jax.cache.policy import POLICIES, Candidate, CostAware, Lru, Policy
 from zllm_jax.cache.pool import Pool
 from zllm_jax.cache.prefix_cache import Lease, PrefixCache
 from zllm_jax.cache.rates import Rates
 from zllm_jax.cache.snapshot import Snapshot, SnapshotInfo, SnapshotStore, StateArray
 
 __all__ = [
+    "POLICIES",
+    "Candidate",
+    "CostAware",
     "Lease",
+    "Lru",
     "Match",
+    "Policy",
     "Pool",
     "PrefixCache",
     "PrefixIndex",
