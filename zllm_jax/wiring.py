@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from zllm_jax import engine as engine_
-from zllm_jax.cache import PrefixCache, SnapshotStore
+from zllm_jax.cache import POLICIES, PrefixCache, SnapshotStore
 from zllm_jax.checkpoint import Checkpoint, open_checkpoint, resolve
 from zllm_jax.config import EngineConfig, ModelConfig, zllm_home
 from zllm_jax.dialect import ChatTemplate, Tokenizer, load_tokenizer
@@ -60,8 +60,20 @@ class Engine(engine_.Engine):
         tokenizer = load_tokenizer(checkpoint.tokenizer) if checkpoint.tokenizer is not None else None
         store = open_store(checkpoint, cfg, config, tokenizer) if config.disk_cache else None
         runner = open_runner(checkpoint, cfg, shape, config, progress)
-        cache = PrefixCache(runner, store)
-        scheduler = Scheduler(runner, cache, max_seq_tokens=max_seq_tokens(cfg, config), max_queue=config.max_queue)
+        cache = PrefixCache(
+            runner,
+            store,
+            policy=POLICIES[config.cache_policy](),
+            prefix_rounds=config.prefix_rounds,
+            staged=config.staged_restore,
+        )
+        scheduler = Scheduler(
+            runner,
+            cache,
+            max_seq_tokens=max_seq_tokens(cfg, config),
+            max_queue=config.max_queue,
+            checkpoint_tokens=pages_for(config.checkpoint_tokens, config.page_tokens) * config.page_tokens,
+        )
         return cls(
             model_name=_name(model),
             model_config=cfg,
@@ -71,6 +83,7 @@ class Engine(engine_.Engine):
             tokenizer=tokenizer,
             template=chat_template(checkpoint, tokenizer),
             warm=runner.warmup,
+            progress=progress,
         )
 
 

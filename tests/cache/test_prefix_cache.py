@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from zllm_jax.cache.policy import Lru
 
 from tests.cache.driver import Driver, continuation, open_store, prompt
 from zllm_jax.cache import SnapshotStore
+from zllm_jax.cache.policy import Lru
 from zllm_jax.errors import StoreUnavailable
 from zllm_jax.testing import ScriptedBackend
 from zllm_jax.values import Tier

@@ -29,7 +29,8 @@ class Engine:
     """One model on one device, with its cache. Build it with `zllm_jax.wiring.Engine.from_pretrained`.
 
     metrics: what scheduler and cache report to as well; `metrics()` renders it. Turns that the cache stored with its
-    snapshots are recalled here, and the cache is told what to store with the next ones.
+    snapshots are recalled here, and the cache is told what to store with the next ones. progress: shows what `close`
+    does.
     """
 
     def __init__(
@@ -45,11 +46,12 @@ class Engine:
         warm: Callable[[Progress | None], None],
         metrics: Metrics | None = None,
         on_close: Callable[[], None] = lambda: None,
+        progress: Progress | None = None,
     ) -> None:
         self.model_name, self.model_config, self.config = model_name, model_config, config
         self.tokenizer = tokenizer
         self._template, self._scheduler, self._cache = template, scheduler, cache
-        self._warm, self._on_close = warm, on_close
+        self._warm, self._on_close, self._progress = warm, on_close, progress
         self._metrics = metrics or cache.metrics
         self._replay = Replay(tokenizer, template) if tokenizer is not None and template is not None else None
         if self._replay is not None:
@@ -57,7 +59,12 @@ class Engine:
                 self._replay.recall(tokens, meta)
             cache.meta_of = self._replay.meta
         self._ids = itertools.count(1)
-        self.ready = True
+        self._open = True
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are served: not closed, and the device has not lost its state."""
+        return self._open and self._scheduler.healthy
 
     def generate(self, request: Request) -> Envelope:
         """Run one request to its end. Raises `InvalidRequest` or `Overloaded` before anything is queued."""
@@ -138,9 +145,13 @@ class Engine:
         """Move all idle resident conversations to disk; returns the bytes written once they are committed."""
         return self._scheduler.call(self._cache.evict)
 
-    def forget(self) -> None:
-        """Drop both cache tiers: the next request starts cold."""
-        self._scheduler.call(self._cache.forget)
+    def forget(self, *, keep_disk: bool = False) -> None:
+        """Drop both cache tiers: the next request starts cold. keep_disk: only what is in device memory, unsaved."""
+        self._scheduler.call(lambda: self._cache.forget(keep_disk=keep_disk))
+
+    def stage_restores(self, on: bool) -> None:
+        """Whether a restored group of layers computes before the others are there (`EngineConfig.staged_restore`)."""
+        self._scheduler.call(lambda: setattr(self._cache, "staged", on))
 
     def drop_page_cache(self) -> bool:
         """Ask the operating system to forget its copies of the snapshots; False where it cannot."""
@@ -154,10 +165,10 @@ class Engine:
         """What happened so far, in Prometheus' text format."""
         return self._metrics.render()
 
-    def close(self) -> None:
-        """Cancel what runs and free the device thread."""
-        self.ready = False
-        self._scheduler.close()
+    def close(self, progress: Progress | None = None) -> None:
+        """Cancel what runs, save resident conversations (`EngineConfig.save_on_close`), free the device thread."""
+        self._open = False
+        self._scheduler.close(save=self.config.save_on_close, progress=progress or self._progress)
         self._on_close()
 
     def __enter__(self) -> Engine:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from zllm_jax.experiment import decode_speed, restore_overlap, soak, ttft_restore
+from zllm_jax.experiment import (
+    cache_granularity,
+    cache_trace,
+    decode_speed,
+    restore_overlap,
+    soak,
+    ttft_restore,
+)
 from zllm_jax.experiment.kind import Kind
 
-KINDS: dict[str, Kind] = {
-    kind.name: kind for kind in (ttft_restore.KIND, decode_speed.KIND, restore_overlap.KIND, soak.KIND)
-}
+_MODULES = (ttft_restore, decode_speed, restore_overlap, cache_trace, cache_granularity, soak)
+
+KINDS: dict[str, Kind] = {module.KIND.name: module.KIND for module in _MODULES}
