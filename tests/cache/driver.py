@@ -133,7 +133,8 @@ class Driver:
 
     def rows(self, lease: Lease, num_tokens: int) -> dict[str, np.ndarray]:
         """The first rows of a lease, and its ring, as the device holds them."""
-        return rows_of(self.backend, lease.pages, lease.ring, num_tokens)
+        used = -(-num_tokens // self.backend.capacity.page_tokens)
+        return rows_of(self.backend, lease.pages[:used], lease.ring, num_tokens)
 
     def step(self, turn: Turn, num_tokens: int) -> None:
         row = Row(

@@ -87,11 +87,11 @@ def test_fault_02_history_renders_as_it_was_generated(window: int) -> None:
 def test_fault_03_what_is_common_is_reused_and_the_difference_reported(caplog: pytest.LogCaptureFixture) -> None:
     one = Talker(template=Template())
     one.say("yes")
-    long = "a" * 150
+    long = "a" * 300
     chat(one, user(long + "b" + "c" * 10))
     with caplog.at_level(logging.INFO):
         envelope = chat(one, user(long + "d" + "c" * 10))
-    assert envelope.usage.cached_tokens == len("\x01user\n") + 150
+    assert envelope.usage.cached_tokens == len("\x01user\n") + 300
     miss = envelope.telemetry.near_miss
     assert miss is not None
     assert (miss.here[0], miss.there[0]) == (ord("d"), ord("b"))

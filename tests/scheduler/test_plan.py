@@ -72,9 +72,11 @@ def test_a_prompt_without_its_rows_lets_the_next_one_go_first() -> None:
 
 
 def test_chunks_end_where_states_are_kept() -> None:
-    assert round_of([sequence(900, 10)], stride=64).stop == 64
-    assert round_of([sequence(900, 64)], stride=64).stop == 128
-    assert round_of([sequence(900, 890)], stride=64).stop == 896
+    one, stops = sequence(900, 10), []
+    while one.prefilling:
+        one.computed = round_of([one], stride=64).stop
+        stops.append(one.computed)
+    assert set(range(64, 900, 64)) <= set(stops)
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,9 @@ class SnapshotWriter:
                 for index, (start, stop) in enumerate(self._missing)
             ]
             pieces = tuple(sorted([*self._kept, *new], key=lambda piece: piece.start))
-            info = self._home.commit(replace(self._draft, pieces=pieces, fixed=tuple(self._fixed)), self._held)
+            manifest = replace(self._draft, pieces=pieces, fixed=tuple(self._fixed))
+            info = self._home.commit(manifest, self._held)
+            self.bytes_written += info.nbytes - sum(manifest.chunks().values())
         except BaseException:
             self.abort()
             raise

@@ -176,12 +176,16 @@ class Scheduler:
     def _prefill(self, one: Sequence, todo: Plan) -> None:
         """The stages of a chunk that can run; after the last chunk's last, commit the first token."""
         chunk = _chunk(one, todo.start, todo.stop)
-        for stage in range(todo.first_stage, todo.last_stage):
-            one.carry = self._backend.prefill_stage(chunk, stage, one.carry)
-            one.stage = stage + 1
-        if one.stage < self._capacity.num_stages:
-            return
-        drawn: Drawn | None = one.carry
+        drawn: Drawn | None
+        if todo.first_stage == 0 and todo.last_stage == self._capacity.num_stages:
+            drawn = self._backend.prefill(chunk)
+        else:
+            for stage in range(todo.first_stage, todo.last_stage):
+                one.carry = self._backend.prefill_stage(chunk, stage, one.carry)
+            one.stage = todo.last_stage
+            if one.stage < self._capacity.num_stages:
+                return
+            drawn = one.carry
         one.stage, one.carry, one.computed = 0, None, todo.stop
         self._share.serve(one.job.tenant, todo.stop - todo.start)
         if drawn is not None:
