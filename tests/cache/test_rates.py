@@ -17,18 +17,18 @@ def started() -> Rates:
 
 def test_restoring_is_tried_until_both_are_measured() -> None:
     rates = started()
-    assert rates.restoring_wins(1 << 40, 1)
+    assert rates.predict(1 << 40, 1).restoring_wins
     rates.restored(1, 1.0)
-    assert rates.restoring_wins(1 << 40, 1)
+    assert rates.predict(1 << 40, 1).restoring_wins
     rates.prefilled(1000, 1.0)
-    assert not rates.restoring_wins(1 << 40, 1)
+    assert not rates.predict(1 << 40, 1).restoring_wins
 
 
 def test_one_slow_restore_does_not_decide_for_ever() -> None:
     rates = started()
     rates.prefilled(1000, 1.0)
     rates.restored(1000, 100.0)
-    tries = [rates.restoring_wins(1000, 1000) for _ in range(40)]
+    tries = [rates.predict(1000, 1000).restoring_wins for _ in range(40)]
     assert tries[:10] == [False] * 10
     assert tries[-1]
 
@@ -37,8 +37,8 @@ def test_the_shorter_time_wins() -> None:
     rates = started()
     rates.restored(1000, 1.0)
     rates.prefilled(10, 1.0)
-    assert rates.restoring_wins(9_900, 100)
-    assert not rates.restoring_wins(10_100, 100)
+    assert rates.predict(9_900, 100).restoring_wins
+    assert not rates.predict(10_100, 100).restoring_wins
 
 
 def test_long_measurements_count_more_and_new_ones_replace_old_ones() -> None:

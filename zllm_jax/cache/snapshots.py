@@ -64,8 +64,10 @@ class Snapshots:
         now = self._clock()
         rested = any(until <= now for until in self._resting.values())
         try:
-            if rested or self.store.changed():
+            if self.store.changed():
                 self.store.refresh()
+                self.sync()
+            elif rested or any(work.done() for work in self._leaving.values()):
                 self.sync()
         except CacheError as error:
             log.warning("the snapshots in %s cannot be listed: %s", self.store.where, error)
@@ -140,6 +142,7 @@ class Snapshots:
         """Wait for what is being deleted."""
         for work in self._leaving.values():
             work.result()
+        self.sync()
 
     def _quarantine(self, id: str, reason: str) -> None:
         try:
