@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,10 @@ def said(envelope: Envelope) -> dict[str, Any]:
 
 def ask(one: Talker, *messages: dict[str, Any], **options: Any) -> Envelope:
     return one.engine.generate(Request(list(messages), **{"max_tokens": 40, "sampling": GREEDY} | options))
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(20)
 
 
 def kept(envelope: Envelope) -> int:
@@ -79,10 +84,13 @@ def test_the_prompt_does_not_depend_on_the_cache(talker: Make, cached: bool) -> 
 def test_what_was_cancelled_is_not_history(talker: Make) -> None:
     one = talker(template=TRIMS)
     one.say(*[" yes"] * 100)
+    seen = threading.Event()
+    one.device.before = lambda name: assert_set(seen) if name == "decode" else None  # the first token is out by then
     call = one.engine.submit(Request([USER], sampling=GREEDY))
     envelope = None
     for delta in call:
         call.cancel()
+        seen.set()
         envelope = delta.envelope
     assert envelope is not None
     assert (envelope.status, envelope.tokens != ()) == (Status.CANCELED, True)
