@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from zllm_jax.cache import Lease
 from zllm_jax.runtime import Capacity
 from zllm_jax.scheduler.sequence import Outcome, Sequence, clock
-from zllm_jax.values import Status, Telemetry
+from zllm_jax.values import Status, Telemetry, Tier
 
 
 def outcome_of(
@@ -34,9 +35,16 @@ def outcome_of(
             saved_steps=saved,
             saved_bytes=saved * capacity.page_bytes // capacity.page_tokens,
             termination="fault" if status is Status.FAULTED else "ok",
+            predicted_restore_s=_predicted(lease),
             near_miss=lease.near_miss if lease is not None else None,
         ),
         conversation=conversation,
         ended=ended,
         error=error,
     )
+
+
+def _predicted(lease: Lease | None) -> float | None:
+    """What the restore was expected to take."""
+    restored = lease is not None and lease.tier is Tier.DISK and lease.predicted is not None
+    return lease.predicted.restore_s if restored else None  # type: ignore[union-attr]
