@@ -81,6 +81,20 @@ class PrefixCache:
             metrics=self.metrics,
         )
         self.wake: Callable[[], None] = lambda: None
+        self.metrics.watch("zllm_device_state_bytes", "State in device memory", lambda: self.device_bytes)
+        self.metrics.watch("zllm_disk_state_bytes", "Files of the second tier", lambda: self.disk_bytes)
+        self.metrics.watch("zllm_resident_conversations", "In device memory", lambda: len(self._residents))
+
+    @property
+    def device_bytes(self) -> int:
+        """Of the pages and rings that somebody holds."""
+        c, pages, rings = self._capacity, self._residents.pages, self._residents.rings
+        return (pages.size - pages.free) * c.page_bytes + (rings.size - rings.free) * c.ring_bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """Of the files of all snapshots, each once."""
+        return self._snapshots.store.nbytes if self._snapshots is not None else 0
 
     @property
     def meta_of(self) -> Callable[[np.ndarray], Mapping[str, Any]]:
@@ -265,9 +279,9 @@ class PrefixCache:
                 {"id": info.id, "tokens": info.num_tokens, "bytes": info.nbytes}
                 for info in (store.list() if store is not None else ())
             ],
-            "device_bytes": (pages.size - pages.free) * c.page_bytes + (rings.size - rings.free) * c.ring_bytes,
+            "device_bytes": self.device_bytes,
             "device_budget_bytes": pages.size * c.page_bytes + rings.size * c.ring_bytes,
-            "disk_bytes": store.nbytes if store is not None else 0,
+            "disk_bytes": self.disk_bytes,
             "saving": self._saver.pending if self._saver is not None else 0,
             "buffers": {"in_use": self._rooms.in_use},
             "leases": self._leases,

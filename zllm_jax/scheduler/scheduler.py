@@ -60,6 +60,8 @@ class Scheduler:
         self._full = False  # no room for whose turn it is, until something changes
         self._closing = False
         self.healthy = True
+        self._metrics.watch("zllm_waiting_requests", "Requests in the queue", lambda: len(self._waiting))
+        self._metrics.watch("zllm_running_requests", "Requests on the device", lambda: len(self._running))
         cache.wake = self._wake
         self._thread = threading.Thread(target=self._loop, name="zllm-device", daemon=True)
         self._thread.start()
