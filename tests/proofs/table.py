@@ -78,9 +78,7 @@ PROOFS = (
         8,
         "A failure of the cache is a miss, and the request succeeds.",
         "tests/scheduler/test_scheduler.py::test_a_broken_snapshot_is_a_miss_and_the_request_succeeds",
-        Mutant(
-            "zllm_jax/scheduler/scheduler.py", "self._restart(one, lease, error)", "self._fault(one, error)"
-        ),
+        Mutant("zllm_jax/scheduler/scheduler.py", "self._restart(one, lease, error)", "self._fault(one, error)"),
         "a snapshot that cannot be read ends the request that wanted it",
     ),
     Proof(
@@ -158,13 +156,13 @@ PROOFS = (
     Proof(
         17,
         "Removing a snapshot never touches a file that another one names.",
-        "tests/cache/test_snapshot_sharing.py::test_a_base_may_be_deleted_while_it_is_shared",
+        "tests/cache/test_snapshot_sharing.py::test_deleting_spares_what_another_snapshot_names",
         Mutant(
             "zllm_jax/cache/snapshot_ledger.py",
             "if name not in self._chunks and name not in self._pins]",
             "if name not in self._pins]",
         ),
-        "every file of a removed snapshot goes",
+        "every file of a removed snapshot goes, shared or not",
     ),
     Proof(
         18,
@@ -244,9 +242,10 @@ HEAD = """\
 # Proofs
 
 What the [cache](architecture/06-cache.md) promises, and the test that proves each promise. A test that cannot fail
-proves nothing: for each there is a fault, a change of one line, that this very test finds. `pytest tests/proofs -m slow`
-plants every fault in a copy of the sources and sees the test fail; a test without the mark sees that the tests are
-there, that each fault can still be planted, and that this page is what `python -m tests.proofs.table` writes.
+proves nothing: for each there is a fault, a change of one line, that this very test finds.
+`pytest tests/proofs -m slow` plants every fault in a copy of the sources and sees the test fail. The tests without the
+mark see that the tests named here exist, that each fault can still be planted, and that this page is what
+`python -m tests.proofs.table` writes.
 
 | no. | promise | test | a fault that it finds | planted in |
 |---|---|---|---|---|

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.proofs.run import Proof, run_with_mutant
-from tests.proofs.table import FAULTS, FAULTS_TEST, PAGE, PROOFS, render, names_of_tests
+from tests.proofs.table import FAULTS, FAULTS_TEST, PAGE, PROOFS, names_of_tests, render
 
 PROMISES = 18
 
