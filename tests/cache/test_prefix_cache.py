@@ -310,6 +310,20 @@ def test_hits_never_cross_a_namespace(tmp_path: Path) -> None:
     assert driver(open_store(tmp_path, namespace="tenant a")).hit([*first.rows, 1])[0] is Tier.DISK
 
 
+def test_tenants_never_hit_each_other(tmp_path: Path, window: int) -> None:
+    one = driver(open_store(tmp_path), window=window)
+    first = one.run(prompt(20), tenant="a")
+    for tier in (Tier.RESIDENT, Tier.DISK):
+        for tenant, expected in (("b", (Tier.COLD, 0)), ("", (Tier.COLD, 0)), ("a", (tier, len(first.rows)))):
+            lease = one.acquire([*first.rows, 1], tenant=tenant)
+            assert lease is not None
+            assert (lease.tier, lease.cached_tokens) == expected
+            assert lease.near_miss is None
+            one.cache.abort(lease)
+        one.cache.evict()
+    one.assert_all_home()
+
+
 def test_the_ledger_counts_real_bytes(tmp_path: Path, window: int) -> None:
     store = open_store(tmp_path)
     one = driver(store, window=window)

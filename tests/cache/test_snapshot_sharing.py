@@ -197,6 +197,18 @@ def test_a_base_may_be_deleted_while_it_is_shared(tmp_path: Path) -> None:
     assert store.nbytes == bytes_below(tmp_path)
 
 
+def test_deleting_spares_what_another_snapshot_names(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    first = save(store, 64)
+    second = save(store, 100, base=Base(first.id, 64))
+    fork = save(store, 40, base=Base(first.id, 40))
+    store.delete(first.id)
+    assert_saved(store, second.id, 100)
+    store.delete(second.id)
+    assert_saved(store, fork.id, 40)
+    assert store.nbytes == bytes_below(tmp_path)
+
+
 def test_a_base_that_another_process_deletes_is_said_to_be_gone(tmp_path: Path) -> None:
     """...and the caller may try again without it."""
     store, other = open_store(tmp_path), open_store(tmp_path)

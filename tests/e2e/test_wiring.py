@@ -69,8 +69,8 @@ def test_a_state_is_found_by_whom_it_belongs_to(opened: Any) -> None:
         assert envelope.tokens == cold.tokens
 
 
-def test_the_identity_of_a_state(tiny: Path) -> None:
-    checkpoint = open_checkpoint(tiny)
+def test_the_identity_of_a_state(repo: Path) -> None:
+    checkpoint = open_checkpoint(repo / "tests" / "data" / "tiny" / "llama3")
     cfg = checkpoint.config
     same = EngineConfig(page_tokens=32, max_batch=2, device_cache_bytes=1 << 20, prefill_buckets=(16,))
     others = [
