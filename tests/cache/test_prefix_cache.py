@@ -135,6 +135,17 @@ def test_a_fork_at_a_page_border_copies_nothing() -> None:
     assert fork.lease.bytes_copied == 0
 
 
+def test_the_report_shows_which_pages_are_shared() -> None:
+    one = driver()
+    first = one.run(prompt(20))  # 27 rows: 6 whole pages of 4 and a partial one
+    one.run([*first.rows, 98])
+    one.run([*first.rows, 99])
+    left, right = (resident["page_ids"] for resident in one.cache.report()["resident"])
+    assert left[:6] == right[:6] == first.lease.pages[:6]
+    assert not set(left[6:]) & set(right[6:])
+    assert [len(left), len(right)] == [resident["pages"] for resident in one.cache.report()["resident"]]
+
+
 def test_a_continuation_replaces_what_it_continues() -> None:
     one = driver()
     first = one.run(prompt(20))

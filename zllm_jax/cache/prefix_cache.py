@@ -272,7 +272,13 @@ class PrefixCache:
         store = self._snapshots.store if self._snapshots is not None else None
         return {
             "resident": [
-                {"id": one.id, "tokens": len(one.tokens), "pages": len(one.pages), "on_disk": one.saved is not None}
+                {
+                    "id": one.id,
+                    "tokens": len(one.tokens),
+                    "pages": len(one.pages),
+                    "page_ids": list(one.pages),
+                    "on_disk": one.saved is not None,
+                }
                 for one in self._residents
             ],
             "disk": [
