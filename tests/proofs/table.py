@@ -87,8 +87,8 @@ PROOFS = (
         "tests/cache/test_prefix_cache.py::test_the_ledger_counts_real_bytes",
         Mutant(
             "zllm_jax/cache/prefix_cache.py",
-            "(pages.size - pages.free) * c.page_bytes + (rings.size - rings.free) * c.ring_bytes,",
-            "(pages.size - pages.free) * c.page_bytes,",
+            "(pages.size - pages.free) * c.page_bytes + (rings.size - rings.free) * c.ring_bytes",
+            "(pages.size - pages.free) * c.page_bytes",
         ),
         "rings are not counted",
     ),
