@@ -103,7 +103,8 @@ class Driver:
                 self.cache.abort(lease)
                 raise
             if lease.restoring.done:
-                self.cache.restored(lease, 1e-3)
+                self.cache.restored(lease)
+                self.cache.measured(lease, 1e-3)
             else:
                 assert self._woken.wait(PATIENCE_S), "the restore got no further"
         return True

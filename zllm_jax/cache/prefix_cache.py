@@ -148,14 +148,17 @@ class PrefixCache:
         """Take the background writing further and free what is saved; whether something was. Waits for nothing."""
         return self._evictor.advance()
 
-    def restored(self, lease: Lease, seconds: float) -> None:
-        """The rows of a lease are all there: count and measure."""
+    def restored(self, lease: Lease) -> None:
+        """The rows of a lease are all on the device, or on their way there before whatever is called next."""
         assert lease.restoring is not None
         lease.bytes_read, lease.bytes_copied = lease.restoring.bytes_read, lease.restoring.bytes_copied
         lease.restoring.close()
         lease.restoring = None
         self._count(lease)
         self.counters.bytes_read += lease.bytes_read
+
+    def measured(self, lease: Lease, seconds: float) -> None:
+        """By how much a restore delayed the first token: what the next one is predicted from."""
         self.rates.restored(lease.bytes_read, seconds)
         predicted_s = lease.predicted.restore_s if lease.predicted is not None else None
         self.metrics.restored(predicted_s, seconds, lease.bytes_read, lease.cached_tokens)

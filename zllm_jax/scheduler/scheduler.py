@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 GROUPS_BESIDE_DECODE = 1  # of a restore that a round copies while other sequences wait for their next token
+MIN_RESTORE_SHARE = 0.1  # of the time to the first token of a restored prompt, however slow its new tokens were
 
 
 class Scheduler:
@@ -201,7 +202,7 @@ class Scheduler:
         now = clock()
         if one.first is None:
             one.first = now
-            self._measure_prefill(one, now)
+            self._measure(one, now)
         elif one.latest is not None and out:
             for _ in out:
                 self._metrics.token_interval((now - one.latest) / len(out))
@@ -214,11 +215,20 @@ class Scheduler:
         elif one.left == 0:
             self._end(one, Status.TRUNCATED, "max_tokens")
 
-    def _measure_prefill(self, one: Sequence, now: float) -> None:
-        """From all chunks: a device may still be busy with the earlier ones when the last is handed to it."""
-        assert one.lease is not None
-        assert one.restored is not None
-        self._cache.rates.prefilled(one.prompt_tokens - one.lease.cached_tokens, now - one.restored)
+    def _measure(self, one: Sequence, now: float) -> None:
+        """Rates at the first token, from all chunks: a device may still be busy with the earlier ones when it is handed
+        the last. The stages of a restored prompt compute while others are restored: what a restore took is what is
+        left without the time that computing its new tokens takes.
+        """
+        lease, rates = one.lease, self._cache.rates
+        assert lease is not None
+        assert one.admitted is not None
+        seconds, computed = now - one.admitted, one.prompt_tokens - lease.cached_tokens
+        if lease.tier is not Tier.DISK:
+            rates.prefilled(computed, seconds)
+            return
+        alone_s = computed / rates.prefill_tokens_s if rates.prefill_tokens_s else 0.0
+        self._cache.measured(lease, max(seconds - alone_s, MIN_RESTORE_SHARE * seconds))
 
     # -- coming and going ------------------------------------------------------------------------------------------
 
@@ -273,8 +283,7 @@ class Scheduler:
                     continue
                 if lease.restoring.done:
                     one.restored = clock()
-                    assert one.admitted is not None
-                    self._cache.restored(lease, one.restored - one.admitted)
+                    self._cache.restored(lease)
 
     def _restart(self, one: Sequence, lease: Lease, error: CacheError) -> None:
         """A snapshot that could not be restored is a miss: the sequence waits again, in its old place."""
