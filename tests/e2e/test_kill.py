@@ -19,6 +19,7 @@ from zllm_jax.values import Request, Sampling, Status, Tier
 ANSWER = "an answer of some steps"
 NUM_CLIENTS = 4
 MAX_TOKENS = 24  # the answer, and its end
+UNSAID = 256  # a token that no conversation goes on with
 
 
 def open_store(root: Path | str, **options: float) -> SnapshotStore:
@@ -55,10 +56,11 @@ def talk(one: Talker, seed: int) -> None:
         prompt = (*past, *rng.choices(range(11, 256), k=rng.randint(3, 40)), 10)
         call = one.engine.submit(Request(tokens=prompt, max_tokens=MAX_TOKENS, sampling=Sampling(temperature=0.0)))
         cancel_after = rng.randint(1, 10) if rng.random() < 0.2 else None
+        envelope = None
         for number, delta in enumerate(call):
+            envelope = delta.envelope
             if number == cancel_after:
                 call.cancel()
-        envelope = delta.envelope
         assert envelope is not None
         if envelope.status is Status.COMPLETED and envelope.text == ANSWER:
             told.append((*prompt, *envelope.tokens))
@@ -93,7 +95,7 @@ def restore_all(root: Path) -> int:
     for info in listed:
         one.engine.forget(keep_disk=True)
         tokens = store.tokens(info.id).tolist()
-        request = Request(tokens=(*tokens, 257, 10), max_tokens=8, sampling=Sampling(temperature=0.0))
+        request = Request(tokens=(*tokens, UNSAID, 10), max_tokens=8, sampling=Sampling(temperature=0.0))
         envelope = one.engine.generate(request)
         assert (envelope.usage.tier, envelope.usage.cached_tokens) == (Tier.DISK, len(tokens))
         assert (envelope.status, envelope.text) == (Status.COMPLETED, "yes")
