@@ -227,6 +227,7 @@ class Restoring:
             self._opening.result().close()
         while self._filling:
             self._rooms.give(self._filling.popleft()[1])
+        self._wake()  # another restore may have waited for these rooms
 
 
 def _groups(backend: Backend, pages: Sequence[int], num_tokens: int) -> list[_Group]:
