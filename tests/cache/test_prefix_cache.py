@@ -437,3 +437,21 @@ def test_forget_drops_both_tiers(tmp_path: Path, window: int) -> None:
     one.cache.forget()
     assert one.hit([*first.rows, 1]) == one.hit([*second.rows, 1]) == (Tier.COLD, 0)
     assert open_store(tmp_path).list() == []
+
+
+def test_what_is_being_restored_stays_on_disk_until_it_is(tmp_path: Path) -> None:
+    """A longer snapshot takes its place meanwhile: the restore must not lose its files."""
+    one = driver(open_store(tmp_path))
+    first = one.run(prompt(20))
+    one.cache.evict()
+    lease = one.cache.acquire(np.array([*first.rows, 1], np.int32), 8)
+    assert lease is not None
+    assert lease.restoring is not None
+    one.run([*first.rows, 2, 3], look_up=False)
+    one.cache.evict()
+    assert one._restored(lease)
+    one.settle()
+    assert one.rows(lease, len(first.rows))["paged.rows.0"][:, 0].tolist() == first.rows
+    assert len(one.cache.report()["disk"]) == 1
+    one.cache.abort(lease)
+    one.assert_all_home()

@@ -152,8 +152,7 @@ class PrefixCache:
         """The rows of a lease are all on the device, or on their way there before whatever is called next."""
         assert lease.restoring is not None
         lease.bytes_read, lease.bytes_copied = lease.restoring.bytes_read, lease.restoring.bytes_copied
-        lease.restoring.close()
-        lease.restoring = None
+        self._end_restore(lease)
         self._count(lease)
         self.counters.bytes_read += lease.bytes_read
 
@@ -203,9 +202,7 @@ class PrefixCache:
         """Return everything of a lease whose state is not worth keeping."""
         self._leases -= 1
         self._count(lease)
-        if lease.restoring is not None:
-            lease.restoring.close()
-            lease.restoring = None
+        self._end_restore(lease)
         self._return(lease)
 
     # -- for the operator: these wait ------------------------------------------------------------------------------
@@ -422,6 +419,7 @@ class PrefixCache:
             return None
         lease = Lease(self._residents.pages.take(wanted), self._take_ring(), tenant, match.common, Tier.DISK)
         lease.base = Base(id, match.common)
+        snapshots.hold(id)
         tokens, layout = snapshots.tokens(id), self._backend.row_layout
         used = -(-match.common // self._capacity.page_tokens)
         lease.restoring = Restoring(
@@ -436,6 +434,15 @@ class PrefixCache:
             self.staged,
         )
         return lease
+
+    def _end_restore(self, lease: Lease) -> None:
+        if lease.restoring is None:
+            return
+        lease.restoring.close()
+        lease.restoring = None
+        assert self._snapshots is not None
+        assert lease.base is not None
+        self._snapshots.release(lease.base.id)
 
     @contextmanager
     def _returned_on_failure(self, lease: Lease) -> Iterator[None]:

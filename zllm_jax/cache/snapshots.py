@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -37,6 +38,8 @@ class Snapshots:
         self.store = store
         self._threads, self._truncatable, self._clock = threads, truncatable, clock
         self._leaving: dict[str, Future[None]] = {}
+        self._held: Counter[str] = Counter()
+        self._doomed: set[str] = set()  # to be deleted when nobody holds them
         self._index = PrefixIndex()
         self._meta: dict[str, Mapping[str, Any]] = {}
         self._resting: dict[str, float] = {}
@@ -81,7 +84,7 @@ class Snapshots:
         for id in [id for id in self if id not in there]:
             self.forget(id)
         for id, info in there.items():
-            if id not in self._index and id not in self._resting and id not in self._leaving:
+            if not (id in self._index or id in self._resting or id in self._leaving or id in self._doomed):
                 try:
                     self.add(info, self.store.tokens(id))
                 except CacheError as error:
@@ -134,9 +137,25 @@ class Snapshots:
             return
         self._leaving[id] = self._threads.submit(self._quarantine, id, str(error))
 
+    def hold(self, id: str) -> None:
+        """Keep the files of a snapshot while it is being restored, even when a longer one takes its place."""
+        self._held[id] += 1
+
+    def release(self, id: str) -> None:
+        self._held[id] -= 1
+        if not self._held[id]:
+            del self._held[id]
+            if id in self._doomed:
+                self._doomed.remove(id)
+                self.delete(id)
+
     def delete(self, id: str) -> None:
+        """Out of the index now, off the disk soon."""
         self.forget(id)
-        self._leaving[id] = self._threads.submit(self._delete, id)
+        if id in self._held:
+            self._doomed.add(id)
+        else:
+            self._leaving[id] = self._threads.submit(self._delete, id)
 
     def settle(self) -> None:
         """Wait for what is being deleted."""
