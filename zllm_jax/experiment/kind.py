@@ -72,11 +72,12 @@ class Kind:
     """One experiment: the type of its settings, how to measure, and how to show what was measured.
 
     run: (open engine, settings, progress) -> Outcome. tables, figures: from results only, so that a report can be
-    rebuilt from its results.json.
+    rebuilt from its results.json. needs_engine: a kind that does without is given None.
     """
 
     name: str
     settings: type
-    run: Callable[[Engine, Any, Progress], Outcome]
+    run: Callable[[Any, Any, Progress], Outcome]
     tables: Callable[[Results], Sequence[Table]]
     figures: Callable[[Results], Sequence[Figure]]
+    needs_engine: bool = True

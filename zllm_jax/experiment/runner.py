@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,12 +50,14 @@ def run_experiment(
 ) -> Report:
     """Measure and write `out` (None: `results/NAME`): results.json first, then the pages made from it.
 
-    open_engine: (model, engine config, progress) -> engine; the engine is closed at the end, whatever happened.
+    open_engine: (model, engine config, progress) -> engine; the engine is closed at the end, whatever happened. A kind
+    that needs none opens none.
     """
     kind = KINDS[config.experiment]
     folder = Path(out) if out is not None else RESULTS / config.experiment
     _check_writable(folder)
-    with open_engine(config.model, config.engine, progress) as engine:
+    opened = open_engine(config.model, config.engine, progress) if kind.needs_engine else nullcontext()
+    with opened as engine:
         outcome = kind.run(engine, config.settings, progress)
         environment = describe_environment()
     results = Results(
