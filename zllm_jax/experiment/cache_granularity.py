@@ -215,7 +215,7 @@ def _draw(canvas: Canvas, results: Results) -> None:
     axes.set_xticks([place + 0.4 for place in range(len(places))], names)
     axes.set_ylabel("prefill time over exact matching (%)")
     axes.grid(visible=False, axis="x")
-    axes.legend(title="hash blocks of", ncols=len(blocks))
+    canvas.legend(title="hash blocks of", ncols=len(blocks), loc="outside upper center")
 
 
 KIND = Kind("cache_granularity", Settings, run, tables, figures, needs_engine=False)

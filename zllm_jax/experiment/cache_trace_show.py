@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -132,33 +133,43 @@ def _details(rows: Rows, trace: str) -> Table:
 
 
 def figures(results: Results) -> list[Figure]:
-    width = 1.0 + 3.4 * len(values(results.rows, "trace"))
+    rows, columns = _grid(len(values(results.rows, "trace")))
+    size_in = (1.0 + 3.4 * columns, 1.0 + 3.2 * rows)
     return [
         Figure(
             "saved",
             "Prefill time saved, less restoring, as a share of what unlimited memory saves, against memory. Lines are "
-            "means over seeds, bands their range.",
+            "means over seeds, bands their range; those with a disk lie on one another.",
             lambda canvas: _draw(canvas, results.rows, _draw_saved, "share of unlimited"),
-            (width, 4.2),
+            size_in,
         ),
         Figure(
             "ttft",
             "Median (thin) and 99th percentile (thick) of the time to first token against memory, without a queue.",
             lambda canvas: _draw(canvas, results.rows, _draw_ttft, "time to first token (s)"),
-            (width, 4.2),
+            size_in,
         ),
         Figure(
             "written",
             "Bytes written to disk for each token that was read back instead of being computed, against memory.",
             lambda canvas: _draw(canvas, results.rows, _draw_written, "bytes written per token saved"),
-            (width, 4.2),
+            size_in,
         ),
     ]
 
 
+def _grid(panels: int) -> tuple[int, int]:
+    """Rows and columns."""
+    columns = min(3, panels)
+    return math.ceil(panels / columns), columns
+
+
 def _draw(canvas: Canvas, rows: Rows, draw: Any, label: str) -> None:
     traces = values(rows, "trace")
-    for axes, trace in zip(canvas.subplots(1, len(traces), squeeze=False)[0], traces, strict=True):
+    grid = canvas.subplots(*_grid(len(traces)), squeeze=False).ravel()
+    for axes in grid[len(traces) :]:
+        axes.set_axis_off()
+    for axes, trace in zip(grid, traces, strict=False):
         draw(axes, of(rows, trace=trace))
         memory = values(rows, "memory")
         axes.set(title=trace, xscale="log", xlabel="memory (% of working set)", ylabel=label)
