@@ -76,6 +76,14 @@ def test_what_was_restored_unchanged_is_not_written_again() -> None:
     assert one.serve(OTHER).written_bytes == 0
 
 
+def test_a_fork_finds_its_base_in_what_superseded_it() -> None:
+    """FIRST is on disk; SECOND and a fork of it began from there. SECOND's snapshot replaces FIRST's."""
+    one = simulation([], 6, disk=True)
+    for each in (FIRST, ask("b" * 21), SECOND, ask("aaaaaaaaAzzz", "Z")):
+        one.serve(each)
+    assert one.serve(ask("c" * 21)).written_bytes == 10 * (4 + 4)  # of each what comes after FIRST's 8 rows
+
+
 def test_a_restore_that_takes_longer_than_computing_is_left_alone() -> None:
     slow = Costs(prefill_token_s=1.0, prefill_position_s=0.0, restore_bytes_s=9.0, write_bytes_s=1.0, token_bytes=10)
     one = Simulation(Trace("t", ()), slow, Lru(), num_pages=3, page_units=PAGE, disk=True)
@@ -143,6 +151,13 @@ def test_the_clairvoyant_weighs_distance_against_seconds() -> None:
         return policy.order([candidate(1, one_s), candidate(2, two_s)], 10)[0].key
 
     assert (first(1.0, 1.0), first(1.0, 2.0)) == (2, 1)  # the farther goes, unless it is worth more
+
+
+def test_the_clairvoyant_counts_no_use_of_what_others_hold() -> None:
+    """Both hold 4 tokens of 8 alone; the next use of 1 is only of the others."""
+    policy = Clairvoyant({1: [(11, 4)], 2: [(90, 8)]}, 10)
+    one, two = (Candidate(key, 8, 40, 1.0, 0, 1, 1) for key in (1, 2))
+    assert [found.key for found in policy.order([two, one], 10)] == [1, 2]
 
 
 # Conversations over two letters share and fork at random.

@@ -191,8 +191,9 @@ def notes(settings: Settings, left_out: Sequence[str]) -> list[str]:
         "right would give. It is no proof of the most that could be saved; unlimited memory is.",
         "Saved seconds are those of prefill that the cache made needless, less those of restoring. With a disk that "
         "never fills, policies differ in what is restored, not in what is computed.",
-        "The form of the cost policy was chosen on the seeds 0 to 3, 10 and 11 (the experiment file names others) of the "
-        "traces 'agents' and 'fork-heavy', and their mix of sessions was settled while looking at what policies gain. "
+        "The form of the cost policy was chosen on the seeds 0 to 3, 10 and 11 (the experiment file names others) of "
+        "the traces 'agents' and 'fork-heavy', and their mix of sessions was settled while looking at what policies "
+        "gain. "
         "What it gains is less where all conversations are alike, where they are short, and where a late token costs "
         "no more than an early one.",
     ]
