@@ -48,6 +48,10 @@ def test_lru_looks_at_the_last_use_only(changed: dict[str, object], victim: str)
         ({"freed_bytes": 2 << 20, "saved_s": 4.1}, "one"),
         ({"num_tokens": 900}, "other"),
         ({"last_used": 49}, "other"),
+        ({"num_tokens": 4000, "saved_s": 0.9}, "other"),  # four times the length: twice the heat
+        ({"num_tokens": 4000, "saved_s": 1.1}, "one"),
+        ({"dependents": 3, "saved_s": 0.9}, "other"),
+        ({"dependents": 3, "saved_s": 1.1}, "one"),
         ({"last_used": 55, "saved_s": 0.9}, "other"),  # half the age makes up for no more than half the seconds
         ({"last_used": 55, "saved_s": 1.2}, "one"),
         ({"dependents": 1}, "one"),

@@ -185,10 +185,10 @@ def _descend(root: _Node, data: bytes) -> tuple[_Node, int, _Node | None, int]:
 
 
 def _split(lower: _Node, num_bytes: int) -> _Node:
-    """Cut the edge of `lower` after `num_bytes`; returns the new node above it."""
+    """Cut the edge of `lower` after `num_bytes`; returns the new node above it, which has no newest yet."""
     parent = lower.parent
     assert parent is not None, "a root has no edge"
-    upper = _Node(lower.edge[:num_bytes], parent, newest=lower.newest)
+    upper = _Node(lower.edge[:num_bytes], parent)
     parent.children[_first(upper)] = upper
     lower.edge, lower.parent = lower.edge[num_bytes:], upper
     upper.children[_first(lower)] = lower

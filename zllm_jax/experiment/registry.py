@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from zllm_jax.experiment import (
+    cache_granularity,
+    cache_trace,
     decode_speed,
     restore_overlap,
     soak,
@@ -10,6 +12,6 @@ from zllm_jax.experiment import (
 )
 from zllm_jax.experiment.kind import Kind
 
-_MODULES = (ttft_restore, decode_speed, restore_overlap, soak)
+_MODULES = (ttft_restore, decode_speed, restore_overlap, cache_trace, cache_granularity, soak)
 
 KINDS: dict[str, Kind] = {module.KIND.name: module.KIND for module in _MODULES}
