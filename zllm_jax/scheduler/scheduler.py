@@ -116,7 +116,7 @@ class Scheduler:
         while True:
             with self._changed:
                 while not (busy or self._kicked):
-                    self._changed.wait()
+                    busy = not self._changed.wait(self._until_deadline())
                 self._full = self._full and not self._kicked
                 self._kicked = False
                 calls = list(self._calls)
@@ -130,6 +130,11 @@ class Scheduler:
                 self._cache.close()
                 return
             busy = self._turn()
+
+    def _until_deadline(self) -> float | None:
+        """Seconds until one that waits for memory, or for a disk, has run out of time."""
+        deadlines = [one.job.deadline for one in (*self._running, *self._waiting) if one.job.deadline is not None]
+        return max(0.0, min(deadlines) - clock()) if deadlines else None
 
     def _turn(self) -> bool:
         """One turn of the loop; whether there is more to do before something else happens."""
