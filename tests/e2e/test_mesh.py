@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tests.cache.driver import rows_of
 from tests.checkpoint import writers
@@ -29,7 +28,7 @@ CONFIG: dict[str, Any] = {
     "compilation_cache": False,
 }
 PROMPT = tuple(range(3, 43))
-FEWER = "import sys; from tests.e2e.test_mesh import main; main(*sys.argv[1:])"
+PROGRAM = "import sys; from tests.e2e.test_mesh import main; main(*sys.argv[1:])"
 
 
 def main(model: str, store: str, *counts: str) -> None:
@@ -70,7 +69,7 @@ def digest_of_restored(engine: Any, tokens: Sequence[int]) -> str:
     assert (lease.tier, lease.cached_tokens) == (Tier.DISK, len(tokens))
     while not lease.restoring.done:
         lease.restoring.advance()
-    cache.restored(lease, 1.0)
+    cache.restored(lease)
     used = -(-len(tokens) // CONFIG["page_tokens"])
     rows = rows_of(cache._backend, lease.pages[:used], lease.ring, len(tokens))
     cache.abort(lease)
@@ -93,19 +92,24 @@ def four_heads(folder: Path) -> Path:
     return where
 
 
-@pytest.mark.slow
+def run(model: Path, store: Path, devices: int, *counts: int) -> list[dict[str, Any]]:
+    """What `main` tells of a process with so many devices; compiling is most of it, so nothing is optimised."""
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    command = [sys.executable, "-c", PROGRAM, str(model), str(store), *map(str, counts)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=REPO, env=env)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
 def test_four_devices_save_and_fewer_restore(tmp_path: Path) -> None:
-    model, told = four_heads(tmp_path / "model"), []
-    for count in (4, 2, 1):
-        env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"}
-        command = [sys.executable, "-c", FEWER, str(model), str(tmp_path / "store"), str(count)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=REPO, env=env)
-        assert done.returncode == 0, done.stderr[-2000:]
-        told += json.loads(done.stdout.splitlines()[-1])
-    four, *fewer = told
-    assert four["first"][0] == Tier.COLD
-    assert {one["first"][0] for one in fewer} == {Tier.DISK}
-    assert {one["second"][0] for one in told} == {Tier.DISK}
+    model = four_heads(tmp_path / "model")
+    (four,) = run(model, tmp_path / "store", 4, 4)
+    fewer = run(model, tmp_path / "store", 2, 2, 1)
+    assert four["first"][:2] == [Tier.COLD, 0]
     for one in fewer:
+        assert one["first"] == [Tier.DISK, len(PROMPT) - 1, four["first"][2]]
+        assert one["second"] == four["second"]
         assert one["digest"] == four["digest"]
-        assert (one["first"][2], one["second"][2]) == (four["first"][2], four["second"][2])
+    assert four["second"][0] == Tier.DISK
