@@ -120,7 +120,7 @@ def test_each_goes_on_from_what_the_other_told(tmp_path: Path, capsys: pytest.Ca
         assert a.ask(question(1, 2, 3)) == (Tier.DISK, rows(1, 2))
         a.evict()
 
-        shared = (1, 2, 3)
+        shared: tuple[int, ...] = (1, 2, 3)
         for i in range(ROUNDS):
             told = {a: (*shared, 10 + i), b: (*shared, 30 + i)}
             for one, seeds in told.items():

@@ -55,7 +55,7 @@ class Shelf:
 
     def __init__(self, make: Make, root: Path, seeds: int = 1, **options: Any) -> None:
         self.files = GatedFiles(open_files(root, namespace_key("n")))
-        self.store = SnapshotStore(self.files, namespace="n", chunk_tokens=8)  # type: ignore[arg-type]
+        self.store = SnapshotStore(self.files, namespace="n", chunk_tokens=8)
         self.bench = make(self.store, **options)
         always_restore(self.bench.cache)
         for seed in range(seeds):
