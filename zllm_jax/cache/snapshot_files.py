@@ -273,6 +273,8 @@ class LocalFiles:
         quarantine = self.root / QUARANTINE
         target = quarantine / f"{time.time_ns():020}-{label}"
         with store_errors("quarantine", self.where):
+            if not any(os.path.lexists(self.root / path) for path in paths):
+                return "already gone"
             target.mkdir(parents=True)
             (target / "reason").write_text(reason + "\n", encoding="utf-8")
             moved = 0
