@@ -455,3 +455,28 @@ def test_what_is_being_restored_stays_on_disk_until_it_is(tmp_path: Path) -> Non
     assert len(one.cache.report()["disk"]) == 1
     one.cache.abort(lease)
     one.assert_all_home()
+
+
+def test_meta_that_cannot_be_stored_is_no_reason_to_lose_the_state(tmp_path: Path) -> None:
+    one = driver(open_store(tmp_path))
+    first = one.run(prompt(20))
+    one.cache.meta_of = lambda tokens: {"turns": "x" * (5 << 20)}
+    assert one.cache.evict() > 0
+    assert one.hit([*first.rows, 1]) == (Tier.DISK, len(first.rows))
+
+
+@pytest.mark.parametrize("leave", [True, False], ids=["evict", "save"])
+def test_what_another_process_removed_is_written_again(tmp_path: Path, leave: bool) -> None:
+    one = driver(open_store(tmp_path))
+    first = one.run(prompt(20))
+    one.cache.save()
+    other = open_store(tmp_path)
+    for info in other.list():
+        other.delete(info.id)
+    assert one.hit([9, 9, 9]) == (Tier.COLD, 0)  # a look-up notes it
+    if leave:
+        assert one.cache.evict() > 0
+    else:
+        assert one.cache.save() == 1
+        one.cache.forget(keep_disk=True)
+    assert one.hit([*first.rows, 1]) == (Tier.DISK, len(first.rows))

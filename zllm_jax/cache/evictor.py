@@ -82,6 +82,7 @@ class Evictor:
     def evict(self, one: Resident) -> None:
         """Let a conversation leave: at once when it is on disk or nothing can save it, else when it is saved."""
         one.leaving = True
+        self.check(one)
         if one.saved is not None:
             self._leave(one, "clean")
         elif self._saver is None:
@@ -97,9 +98,26 @@ class Evictor:
             return
         one.base = self._snapshots.base(one.base)
         try:
-            self._saver.begin(one, self.meta_of(one.tokens))
-        except CacheError as error:
+            self._begin(self._saver, one)
+        except Exception as error:
             self._note_unsaved(one, error)
+
+    def _begin(self, saver: Saver, one: Resident) -> None:
+        try:
+            saver.begin(one, self.meta_of(one.tokens))
+        except CacheError:
+            raise
+        except Exception as error:  # what belongs to it is no reason to lose it
+            log.warning("conversation %s is saved without its turns: %s", one.id, error)
+            saver.begin(one, {})
+
+    def check(self, one: Resident) -> None:
+        """Forget that a conversation was saved when the disk has it no longer: not it, nor one that goes on from it."""
+        if one.saved is None or self._snapshots is None:
+            return
+        found = self._snapshots.usable(one.tokens, one.tenant)
+        if found is None or found.common < len(one.tokens):
+            one.saved = None
 
     def advance(self) -> bool:
         """Take the saves further and save ahead while little is free; whether one has ended. Waits for nothing."""
@@ -141,7 +159,7 @@ class Evictor:
         if one.here and one.leaving:
             self._leave(one, "saved")
 
-    def _note_unsaved(self, one: Resident, error: CacheError) -> None:
+    def _note_unsaved(self, one: Resident, error: Exception) -> None:
         self._counters.failed_saves += 1
         if one.base is not None:  # what it shared may be gone: write all of it
             one.base = None

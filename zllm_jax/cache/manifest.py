@@ -161,6 +161,8 @@ def _manifest(value: Any, token_bytes: bytes) -> Manifest:
     num_tokens = _integer(fields["num_tokens"], "num_tokens", 1, MAX_TOKENS)
     if len(token_bytes) != 4 * num_tokens:
         raise BadManifest(f"{len(token_bytes)} bytes of token ids, {num_tokens} tokens take {4 * num_tokens}")
+    if int(np.frombuffer(token_bytes, "<i4").min()) < 0:
+        raise BadManifest("a token id is negative")
     chunk_tokens = _integer(fields["chunk_tokens"], "chunk_tokens", 1, MAX_CHUNK_TOKENS)
     layout = _layout(fields["arrays"])
     try:
@@ -255,6 +257,10 @@ def _integer(value: Any, name: str, low: int, high: int) -> int:
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise BadManifest(f"{name} is {value!r:.40}, must be text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise BadManifest(f"{name} is {value!r:.40}, which is no Unicode text") from None
     return value
 
 

@@ -219,6 +219,8 @@ class PrefixCache:
 
     def save(self, progress: Progress | None = None) -> int:
         """Write every resident conversation that is not on disk yet, and keep it; returns how many were written."""
+        for one in self._residents:
+            self._evictor.check(one)
         todo = [one for one in self._residents if one.saved is None]
         for i, one in enumerate(todo):
             if progress is not None:

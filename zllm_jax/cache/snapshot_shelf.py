@@ -9,7 +9,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -58,6 +58,7 @@ class Shelf:
         self._turn = threading.Lock()  # one thread at a time changes index and files
         self._passed: set[str] = set()  # manifests that stay out: deleted in vain, or of another version
         self._foreign = False  # there are manifests of another version, which may name any chunk
+        self._unread: set[str] = set()  # and those that could not be read last time
         self._stamp: object = None
         with self._turn:
             there = files.list(CHUNKS)
@@ -145,8 +146,7 @@ class Shelf:
         self._passed.add(id)
         self.files.delete(manifest_path(id))
         self._passed.discard(id)
-        for name in unused:
-            self.files.delete(chunk_path(name))
+        self._delete_chunks(unused)
 
     def discard(self, id: str, written: Collection[str]) -> None:
         """The caller is alone, passing `id`: nothing stays of a snapshot whose commit failed, or was not tried."""
@@ -154,8 +154,18 @@ class Shelf:
         self._passed.discard(id)
         with self.lock:
             unused = self.ledger.unused(written)
-        for name in unused:
-            self.files.delete(chunk_path(name))
+        self._delete_chunks(unused)
+
+    @property
+    def _knows_all_names(self) -> bool:
+        """Whether no manifest could name a chunk that the ledger does not know of."""
+        return not (self._foreign or self._unread or self.broken)
+
+    def _delete_chunks(self, names: Iterable[str]) -> None:
+        """Remove files that no known snapshot names, unless an unknown one may."""
+        if self._knows_all_names:
+            for name in names:
+                self.files.delete(chunk_path(name))
 
     def admit(self, manifest: Manifest, chunks: Mapping[str, int], manifest_bytes: int, used_s: float) -> SnapshotInfo:
         """List a snapshot that is whole."""
@@ -197,8 +207,7 @@ class Shelf:
         target = self.files.set_aside(paths, id, reason)
         self._passed.difference_update((id, *also))
         self.bad.difference_update(bad)
-        for name in unused:
-            self.files.delete(chunk_path(name))
+        self._delete_chunks(unused)
         log.warning("snapshot %s in %s is out of service (%s): %s", id, self.files.where, target, reason)
         for other in also:
             log.warning("snapshot %s in %s goes too: it needs the same broken file", other, self.files.where)
@@ -228,6 +237,7 @@ class Shelf:
                 if used_s is not None and used_s > known[id].last_used_s:
                     self.ledger.update(replace(known[id], last_used_s=used_s))
         self._passed &= found.keys()
+        self._unread.clear()
         for id in found.keys() - known.keys() - self._passed - self.broken.keys():
             self._look_at(id, found[id], there)
         self._stamp = stamp
@@ -246,6 +256,7 @@ class Shelf:
             self._take_out(id, error)
         except CacheError as error:
             log.warning("snapshot %s is left out: %s", id, error)
+            self._unread.add(id)
         else:
             used_s = manifest.created_s if found.changed_s is None else found.changed_s
             self.admit(manifest, chunks, manifest_bytes, used_s)
@@ -279,7 +290,7 @@ class Shelf:
 
     def _orphans(self, there: Mapping[str, Stat]) -> Sequence[str]:
         """The paths of chunk files that nobody names, and of half-written files, that are old enough."""
-        if self._foreign:
+        if not self._knows_all_names:
             return ()
         with self.lock:
             unused = self.ledger.unused(name for name in there if _OURS.fullmatch(name))
