@@ -480,3 +480,13 @@ def test_what_another_process_removed_is_written_again(tmp_path: Path, leave: bo
         assert one.cache.save() == 1
         one.cache.forget(keep_disk=True)
     assert one.hit([*first.rows, 1]) == (Tier.DISK, len(first.rows))
+
+
+def test_nobody_leaves_when_that_would_not_suffice() -> None:
+    one = driver(num_pages=32, max_pages=32)
+    kept = one.run(prompt(20))
+    running = one.start(prompt(56, 1), 8)
+    assert running is not None
+    assert one.start(prompt(70, 2), 8) is None
+    assert one.hit([*kept.rows, 1]) == (Tier.RESIDENT, len(kept.rows))
+    one.cache.abort(running.lease)

@@ -28,7 +28,10 @@ def test_one_slow_restore_does_not_decide_for_ever() -> None:
     rates = started()
     rates.prefilled(1000, 1.0)
     rates.restored(1000, 100.0)
-    tries = [rates.predict(1000, 1000).restoring_wins for _ in range(40)]
+    tries = []
+    for _ in range(40):
+        tries.append(rates.predict(1000, 1000).restoring_wins)
+        rates.doubt()
     assert tries[:10] == [False] * 10
     assert tries[-1]
 

@@ -63,3 +63,17 @@ def test_tenants_that_left_are_forgotten() -> None:
         share.leave(str(number))
     assert len(share) == 0
     assert not share._served
+
+
+def test_who_leaves_last_has_saved_nothing_up_either() -> None:
+    share = FairShare()
+    share.arrive("w")
+    share.serve("w", 1_000_000)
+    share.arrive("v")
+    share.serve("v", 5_000)
+    for tenant in ("v", "w"):
+        share.leave(tenant)
+    for tenant in ("v", "w"):
+        share.arrive(tenant)
+    share.serve("w", 5_001)
+    assert share.order([sequence("w"), sequence("v")])[0].job.tenant == "v"

@@ -51,6 +51,8 @@ class Evictor:
         rings = 1 if residents.rings.size else 0
         if residents.has_room(pages, rings):
             return True
+        if not self._can_make_room(pages, rings, keep):
+            return False
         for one in self.by_worth():
             if residents.pages.free + self.coming() >= pages and residents.rings.free + self._rings_coming() >= rings:
                 break
@@ -58,11 +60,22 @@ class Evictor:
                 self.evict(one)
         return residents.has_room(pages, rings)
 
+    def _can_make_room(self, pages: int, rings: int, keep: Resident | None) -> bool:
+        """Whether it would suffice that all but `keep` leave; else nobody needs to."""
+        others = [one for one in self._residents if one is not keep]
+        held = sum(one.ring is not None for one in others)
+        residents = self._residents
+        return residents.pages.free + self._freed_by(others) >= pages and residents.rings.free + held >= rings
+
     def coming(self) -> int:
         """How many more pages will be free when all that is leaving has left."""
+        return self._freed_by([one for one in self._residents if one.leaving])
+
+    def _freed_by(self, leaving: list[Resident]) -> int:
+        """How many pages nobody else holds."""
         held: dict[int, int] = {}
-        for one in self._residents:
-            for page in one.pages if one.leaving else ():
+        for one in leaving:
+            for page in one.pages:
                 held[page] = held.get(page, 0) + 1
         return sum(self._residents.pages.owners(page) == count for page, count in held.items())
 

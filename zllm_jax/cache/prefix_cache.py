@@ -141,6 +141,8 @@ class PrefixCache:
                 continue  # what makes room may take away the very state that was found
             if lease is not None:
                 lease.predicted = predicted
+                if predicted is not None and not predicted.restoring_wins:
+                    self.rates.doubt()
                 lease.near_miss = self._near_miss(prompt, owner, lease.cached_tokens)
             return self._leased(lease, prompt)
 
@@ -180,7 +182,11 @@ class PrefixCache:
         if any(len(one.tokens) == len(tokens) for one in self._residents.prefixes_of(tokens, lease.tenant)):
             return
         (ring,) = self._residents.rings.take(1)
-        self._backend.copy_ring(lease.ring, ring)
+        try:
+            self._backend.copy_ring(lease.ring, ring)
+        except BaseException:
+            self._residents.rings.release([ring])
+            raise
         pages = lease.pages[:whole]
         self._residents.pages.share(pages)
         self._keep(lease, tokens, pages, ring, turn_end=False)
@@ -258,9 +264,11 @@ class PrefixCache:
         if self._saver is not None:
             self._saver.close()
         self._threads.shutdown(wait=True)
-        self._rooms.settle()
-        if self._snapshots is not None:
-            self._snapshots.store.close()
+        try:
+            self._rooms.settle()
+        finally:
+            if self._snapshots is not None:
+                self._snapshots.store.close()
 
     def stored(self) -> Iterator[tuple[np.ndarray, Mapping[str, Any]]]:
         """Tokens and meta of every snapshot."""

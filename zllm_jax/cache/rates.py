@@ -69,17 +69,17 @@ class Rates:
         self._prefill.add(num_tokens, seconds)
 
     def predict(self, num_bytes: int, tokens_saved: int) -> Prediction:
-        """What reading `num_bytes` and computing `tokens_saved` tokens would take.
-
-        Each time that recomputing wins, the measured restores count for less, so that one slow moment of a disk does
-        not decide for ever.
-        """
+        """What reading `num_bytes` and computing `tokens_saved` tokens would take."""
         if not self.restore_bytes_s or not self.prefill_tokens_s:
             return Prediction(None, None)
-        predicted = Prediction(num_bytes / self.restore_bytes_s, tokens_saved / self.prefill_tokens_s)
-        if not predicted.restoring_wins:
-            self._restore.seconds *= _DOUBT
-        return predicted
+        return Prediction(num_bytes / self.restore_bytes_s, tokens_saved / self.prefill_tokens_s)
+
+    def doubt(self) -> None:
+        """A restore was decided against: the measured ones count for less.
+
+        So that one slow moment of a disk does not decide for ever.
+        """
+        self._restore.seconds *= _DOUBT
 
     def seconds_back(self, num_bytes: int | None, num_tokens: int) -> float:
         """The least time in which `num_tokens` are there again: read from disk (None: not there), or computed."""

@@ -52,8 +52,8 @@ class Rooms:
                     busy.append((copying, room))
             self._copying = busy
             if not self._free and self._left:
-                self._left -= 1
                 self._free.append(aligned_empty([max(map(self._nbytes, range(len(self._stages))))], np.uint8))
+                self._left -= 1
             self.in_use += bool(self._free)
             return self._free.pop() if self._free else None
 

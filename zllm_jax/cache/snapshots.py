@@ -43,7 +43,7 @@ class Snapshots:
         self._index = PrefixIndex()
         self._meta: dict[str, Mapping[str, Any]] = {}
         self._resting: dict[str, float] = {}
-        self._replaced: dict[str, str] = {}
+        self._replaced: dict[str, Base] = {}  # by which snapshot, and how many of its first rows are the same
         self.sync()
 
     def __contains__(self, id: str) -> bool:
@@ -107,7 +107,7 @@ class Snapshots:
         """The same rows in a snapshot that is still there; None when no such is known."""
         while base is not None and base.id not in self._index:
             heir = self._replaced.get(base.id)
-            base = Base(heir, base.num_tokens) if heir is not None else None
+            base = Base(heir.id, min(base.num_tokens, heir.num_tokens)) if heir is not None else None
         return base
 
     def supersede(self, info: SnapshotInfo, tokens: np.ndarray, base: Base | None) -> None:
@@ -117,7 +117,7 @@ class Snapshots:
             same = len(self._index.tokens(key)) == len(tokens)
             if old != info.id and (self._truncatable or same):
                 if base is not None and base.id == old:
-                    self._replaced[old] = info.id
+                    self._replaced[old] = Base(info.id, base.num_tokens)
                 self.delete(old)
 
     def open(self, id: str, tokens: np.ndarray, layout: RowLayout) -> SnapshotReader:

@@ -17,6 +17,7 @@ class FairShare:
     def __init__(self) -> None:
         self._served: dict[str, float] = {}
         self._present: dict[str, int] = {}
+        self._floor = 0.0  # where the last one stood when nobody was left
 
     def __len__(self) -> int:
         return len(self._present)
@@ -24,7 +25,7 @@ class FairShare:
     def arrive(self, tenant: str) -> None:
         """A request of `tenant` was queued."""
         if tenant not in self._present:
-            least = min((self._served[one] for one in self._present), default=0.0)
+            least = min((self._served[one] for one in self._present), default=self._floor)
             self._served[tenant] = max(self._served.get(tenant, 0.0), least)
             self._present[tenant] = 0
         self._present[tenant] += 1
@@ -38,6 +39,8 @@ class FairShare:
         self._present[tenant] -= 1
         if not self._present[tenant]:
             del self._present[tenant]
+            if not self._present:
+                self._floor = max(self._floor, self._served[tenant])
             if self._served[tenant] <= min((self._served[one] for one in self._present), default=float("inf")):
                 del self._served[tenant]  # it owes nothing
 
