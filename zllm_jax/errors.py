@@ -124,6 +124,12 @@ class StoreUnavailable(CacheError):
     code = "store_unavailable"
 
 
+class StoreStalled(StoreUnavailable):
+    """The store has given nothing for longer than anybody should wait."""
+
+    code = "store_stalled"
+
+
 class DeviceLost(ZllmError):
     """A device call failed earlier and took the state of all sequences with it: the engine must be opened anew."""
 

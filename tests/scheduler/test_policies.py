@@ -153,6 +153,12 @@ def watched(root: Path, budget_bytes: int, **options: Any) -> tuple[Driver, Watc
     return one, saver
 
 
+def advance_until_rows_are_out(one: Driver, saver: Saver) -> None:
+    while not saver.in_flight_bytes:
+        saver.wait()
+        one.cache.advance()
+
+
 def group_bytes(backend: ScriptedBackend) -> int:
     c = backend.capacity
     return c.page_bytes * c.group_tokens // c.page_tokens // c.num_stages
@@ -166,7 +172,7 @@ def test_what_is_in_flight_is_bounded_over_all_saves(tmp_path: Path, groups: flo
     turns = [one.run(prompt(40, seed), 4) for seed in range(2)]
     for resident in one.cache._residents:
         one.cache._evictor.save(resident)
-    one.cache.advance()
+    advance_until_rows_are_out(one, saver)
     assert saver.pending == 2
     full = saver.in_flight_bytes
     assert budget <= full < budget + one_group
@@ -186,7 +192,7 @@ def test_a_conversation_that_went_on_while_it_was_saved_is_not_written_with_anot
     first = one.run(prompt(30), 4)
     (resident,) = one.cache._residents
     one.cache._evictor.save(resident)
-    one.cache.advance()
+    advance_until_rows_are_out(one, saver)
     assert saver.arrived.wait(PATIENCE_S)  # its first group is out, the others are not
     second = one.run([*first.prompt, *first.output, 7], 4)  # takes its place
     assert not resident.here

@@ -110,19 +110,14 @@ class Evictor:
         if one in self._saver:
             return
         one.base = self._snapshots.base(one.base)
-        try:
-            self._begin(self._saver, one)
-        except Exception as error:
-            self._note_unsaved(one, error)
+        self._saver.begin(one, self._meta(one))
 
-    def _begin(self, saver: Saver, one: Resident) -> None:
+    def _meta(self, one: Resident) -> Mapping[str, Any]:
         try:
-            saver.begin(one, self.meta_of(one.tokens))
-        except CacheError:
-            raise
+            return self.meta_of(one.tokens)
         except Exception as error:  # what belongs to it is no reason to lose it
             log.warning("conversation %s is saved without its turns: %s", one.id, error)
-            saver.begin(one, {})
+            return {}
 
     def check(self, one: Resident) -> None:
         """Forget that a conversation was saved when the disk has it no longer: not it, nor one that goes on from it."""

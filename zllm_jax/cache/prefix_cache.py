@@ -65,7 +65,7 @@ class PrefixCache:
         self._snapshots: Snapshots | None = None
         self._saver: Saver | None = None
         if store is not None:
-            self._snapshots = Snapshots(store, self._threads, truncatable=self._capacity.truncatable)
+            self._snapshots = Snapshots(store, truncatable=self._capacity.truncatable)
             self._saver = Saver(backend, store, lambda: self.wake())
         self._leases = 0
         self.metrics = metrics or Metrics()
@@ -268,7 +268,7 @@ class PrefixCache:
             self._rooms.settle()
         finally:
             if self._snapshots is not None:
-                self._snapshots.store.close()
+                self._snapshots.close()
 
     def stored(self) -> Iterator[tuple[np.ndarray, Mapping[str, Any]]]:
         """Tokens and meta of every snapshot."""

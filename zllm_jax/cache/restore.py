@@ -6,6 +6,7 @@ Nothing here blocks the thread that owns the device. What a stage computes needs
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,11 +20,13 @@ from numpy.typing import NDArray
 from zllm_jax.buffers import ALIGNMENT, RowLayout, RowSpec, aligned_copy, aligned_empty
 from zllm_jax.cache.snapshot_layout import stages_of
 from zllm_jax.cache.snapshot_reader import Filling, SnapshotReader
+from zllm_jax.errors import StoreStalled, StoreUnavailable
 
 if TYPE_CHECKING:
     from zllm_jax.runtime import Backend, Copying
 
 NUM_ROOMS = 4
+STALL_S = 10.0  # without any progress, a prompt is better computed
 Room = NDArray[np.uint8]
 
 
@@ -52,10 +55,17 @@ class Rooms:
                     busy.append((copying, room))
             self._copying = busy
             if not self._free and self._left:
-                self._free.append(aligned_empty([max(map(self._nbytes, range(len(self._stages))))], np.uint8))
+                self._free.append(self._room())
                 self._left -= 1
             self.in_use += bool(self._free)
             return self._free.pop() if self._free else None
+
+    def _room(self) -> Room:
+        nbytes = max(map(self._nbytes, range(len(self._stages))))
+        try:
+            return aligned_empty([nbytes], np.uint8)
+        except MemoryError as error:
+            raise StoreUnavailable(f"no memory for the {nbytes} bytes that a restore reads into at a time") from error
 
     def give(self, room: Room, copying: Copying | None = None) -> None:
         """Return a room; it is free once the device has copied from it."""
@@ -124,6 +134,7 @@ class Restoring:
         num_tokens: int,
         wake: Callable[[], None],
         staged: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._backend, self._rooms, self._threads, self._wake = backend, rooms, threads, wake
         self._staged = staged
@@ -135,6 +146,7 @@ class Restoring:
         self._reader: SnapshotReader | None = None
         self._stages_there = 0
         self.bytes_copied = 0
+        self._clock, self._moved = clock, clock()
         self._closing: Future[None] | None = None
         self._opening = threads.submit(open_reader)
         self._opening.add_done_callback(lambda _: wake())
@@ -153,6 +165,11 @@ class Restoring:
         return self._stages_there == self.num_stages
 
     @property
+    def stalls_at(self) -> float:
+        """When, by the clock, `advance` gives up if nothing happens until then."""
+        return self._moved + STALL_S
+
+    @property
     def bytes_read(self) -> int:
         return self._reader.bytes_read if self._reader is not None else 0
 
@@ -161,6 +178,17 @@ class Restoring:
 
         Raises CacheError when the snapshot cannot be restored: `close` it then, the pages hold anything.
         """
+        before = self._progress()
+        self._advance(limit)
+        if self._progress() != before:
+            self._moved = self._clock()
+        elif not self.done and self._clock() >= self.stalls_at:
+            raise StoreStalled(f"nothing of a snapshot could be read for {STALL_S:.0f} s: look at the disk")
+
+    def _progress(self) -> tuple[bool, int, int, int]:
+        return self._reader is not None, self._stages_there, sum(self._left), len(self._filling)
+
+    def _advance(self, limit: int | None) -> None:
         if self._reader is None:
             if not self._opening.done():
                 return

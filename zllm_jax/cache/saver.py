@@ -1,6 +1,7 @@
 """Conversations on their way to disk: the device copies groups of pages, a thread writes them, memory stays bounded.
 
-A conversation stays where it is, and can be hit, until the last of its rows is on disk.
+A conversation stays where it is, and can be hit, until the last of its rows is on disk. All that touches the store,
+which may be slow or locked by another process, happens on the writing thread.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +21,7 @@ import numpy as np
 
 from zllm_jax.buffers import RowLayout, tokens_of
 from zllm_jax.cache.residents import Resident
-from zllm_jax.cache.snapshot import SnapshotInfo, SnapshotStore, SnapshotWriter
+from zllm_jax.cache.snapshot import Base, SnapshotInfo, SnapshotStore, SnapshotWriter
 from zllm_jax.errors import CacheError
 
 if TYPE_CHECKING:
@@ -52,13 +55,15 @@ class _Group:
 
 @dataclass(eq=False)
 class _Job:
-    """One save. The device's thread takes from `todo`, the writing thread counts down `left`."""
+    """One save. The writing thread opens `writer` and fills `todo`, from which the device's thread takes, and counts
+    down `left`.
+    """
 
     one: Resident
-    meta: Meta
-    writer: SnapshotWriter
-    todo: deque[_Group]
-    left: int
+    base: Base | None
+    writer: SnapshotWriter | None = None
+    todo: deque[_Group] = field(default_factory=deque)
+    left: int = 1  # the opening
     started: float = field(default_factory=time.perf_counter)
     info: SnapshotInfo | None = None
     error: CacheError | None = None
@@ -76,7 +81,7 @@ class Saver:
         self._backend, self._store, self._wake, self._budget = backend, store, wake, budget_bytes
         self._layout: RowLayout = backend.row_layout
         self._jobs: dict[str, _Job] = {}
-        self._queue: SimpleQueue[tuple[_Job, _Group, Mapping[str, Any], int] | None] = SimpleQueue()
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._finished: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._in_flight = 0
@@ -98,13 +103,9 @@ class Saver:
         return self._in_flight
 
     def begin(self, one: Resident, meta: Meta) -> None:
-        """Start to save a conversation. Raises CacheError when the store does not take it."""
-        writer = self._store.writer(one.tokens, self._layout, base=one.base, tenant=one.tenant, meta=meta)
-        groups = deque(self._groups(one, writer.spans))
-        job = self._jobs[one.id] = _Job(one, meta, writer, groups, max(1, len(groups)))
-        if not groups:  # all of it is on disk already
-            self._queue.put((job, _Group(0, 0, ()), {}, 0))
-        self._wake()
+        """Start to save a conversation."""
+        job = self._jobs[one.id] = _Job(one, one.base)
+        self._queue.put(partial(self._open, job, meta))
 
     def advance(self) -> list[Saved]:
         """Let the device copy as much as memory allows; what has ended since the last call."""
@@ -112,9 +113,8 @@ class Saver:
             while job.todo and job.error is None and self._in_flight < self._budget:
                 self._dispatch(job, job.todo[0])
             if job.error is not None and job.todo:
-                given_up = len(job.todo)
+                self._queue.put(partial(self._count, job, len(job.todo)))
                 job.todo.clear()
-                self._count(job, given_up)
         return self._collect()
 
     def wait(self) -> None:
@@ -127,7 +127,8 @@ class Saver:
         self._queue.put(None)
         self._thread.join()
         for job in self._jobs.values():
-            job.writer.abort()
+            if job.writer is not None:
+                job.writer.abort()
 
     def _groups(self, one: Resident, spans: Sequence[tuple[int, int]]) -> list[_Group]:
         c = self._backend.capacity
@@ -157,13 +158,13 @@ class Saver:
         nbytes = sum(int(array.nbytes) for array in rows.values())
         with self._changed:
             self._in_flight += nbytes
-        self._queue.put((job, group, rows, nbytes))
+        self._queue.put(partial(self._take, job, group, rows, nbytes))
 
-    def _read(self, one: Resident, group: _Group) -> Mapping[str, Any]:
+    def _read(self, one: Resident, group: _Group) -> dict[str, Any]:
         if group.pages:
-            return self._backend.read_pages(group.stage, group.pages)
+            return dict(self._backend.read_pages(group.stage, group.pages))
         assert one.ring is not None
-        return self._backend.read_ring(group.stage, one.ring)
+        return dict(self._backend.read_ring(group.stage, one.ring))
 
     def _collect(self) -> list[Saved]:
         with self._changed:
@@ -173,28 +174,58 @@ class Saver:
         for job in finished:
             del self._jobs[job.one.id]
             seconds = time.perf_counter() - job.started
-            out.append(Saved(job.one, job.info, job.error, seconds, job.writer.bytes_written))
+            written = job.writer.bytes_written if job.writer is not None else 0
+            out.append(Saved(job.one, job.info, job.error, seconds, written))
         return out
 
     # -- the writing thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            job, group, rows, nbytes = item
-            if job.error is None:
-                try:
-                    self._put(job, group, rows)
-                except CacheError as error:
-                    job.error = error
-                except Exception as error:
-                    log.exception("a save failed")
-                    job.error = CacheError(f"{type(error).__name__}: {error}")
-            del item, rows
+        while (work := self._queue.get()) is not None:
+            work()
+            del work  # and the rows that it holds
+
+    def _open(self, job: _Job, meta: Meta) -> None:
+        with self._failure_ends(job):
+            try:
+                job.writer = self._writer(job, meta)
+            except CacheError:
+                raise
+            except Exception as error:  # what belongs to it is no reason to lose it
+                log.warning("conversation %s is saved without its turns: %s", job.one.id, error)
+                job.writer = self._writer(job, {})
+            groups = self._groups(job.one, job.writer.spans)
             with self._changed:
-                self._in_flight -= nbytes
-            self._count(job, 1)
+                job.left += len(groups)
+            job.todo.extend(groups)
+        self._count(job, 1)
+
+    def _writer(self, job: _Job, meta: Meta) -> SnapshotWriter:
+        return self._store.writer(job.one.tokens, self._layout, base=job.base, tenant=job.one.tenant, meta=meta)
+
+    def _take(self, job: _Job, group: _Group, rows: dict[str, Any], nbytes: int) -> None:
+        """Give a group of rows to the store."""
+        if job.error is None:
+            with self._failure_ends(job):
+                self._put(job, group, rows)
+        rows.clear()
+        with self._changed:
+            self._in_flight -= nbytes
+        self._count(job, 1)
+
+    @contextmanager
+    def _failure_ends(self, job: _Job) -> Iterator[None]:
+        """A failure is the job's error."""
+        try:
+            yield
+        except CacheError as error:
+            job.error = error
+        except Exception as error:
+            log.exception("a save failed")
+            job.error = CacheError(f"{type(error).__name__}: {error}")
 
     def _put(self, job: _Job, group: _Group, rows: Mapping[str, Any]) -> None:
+        assert job.writer is not None
         if not group.pages:
             if rows:
                 job.writer.put_fixed(group.stage, {name: np.asarray(array) for name, array in rows.items()})
@@ -223,15 +254,11 @@ class Saver:
         self._wake()
 
     def _end(self, job: _Job) -> None:
-        try:
+        with self._failure_ends(job):
             if job.error is None:
+                assert job.writer is not None
                 job.info = job.writer.commit()
-        except CacheError as error:
-            job.error = error
-        except Exception as error:
-            log.exception("a save failed")
-            job.error = CacheError(f"{type(error).__name__}: {error}")
-        if job.error is not None:
+        if job.error is not None and job.writer is not None:
             job.writer.abort()
         with self._changed:
             self._finished.append(job)

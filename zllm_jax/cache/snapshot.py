@@ -110,7 +110,7 @@ class SnapshotStore:
 
     @property
     def broken(self) -> Mapping[str, str]:
-        """Id -> reason of what is not whole, where `repair` is False."""
+        """Id -> reason of what is not whole and, with `repair`, not set aside yet."""
         return self._shelf.broken
 
     def list(self) -> list[SnapshotInfo]:
@@ -127,9 +127,12 @@ class SnapshotStore:
         """Whether another process committed or deleted something since the last `refresh`. Cheap."""
         return self._shelf.changed()
 
-    def refresh(self) -> None:
-        """See what other processes committed or deleted; what is new and not whole is dropped."""
-        self._shelf.refresh()
+    def refresh(self, *, wait: bool = True) -> bool:
+        """See what other processes committed or deleted; what is new and not whole is left out.
+
+        wait: for other threads that change the store, else whether there were none and it is done.
+        """
+        return self._shelf.refresh(wait=wait)
 
     def writer(
         self,

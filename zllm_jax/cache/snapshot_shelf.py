@@ -17,6 +17,7 @@ from types import MappingProxyType
 from zllm_jax.cache.manifest import MAX_MANIFEST_BYTES, BadManifest, Manifest, parse, valid_id
 from zllm_jax.cache.snapshot_files import CHUNKS, MANIFESTS, Files, Stat
 from zllm_jax.cache.snapshot_ledger import Ledger, SnapshotInfo
+from zllm_jax.cache.snapshot_reader import ChunkFiles
 from zllm_jax.cache.snapshot_writer import chunk_path
 from zllm_jax.errors import CacheError, CorruptSnapshot, StoreUnavailable
 
@@ -43,7 +44,8 @@ class Shelf:
     """The live snapshots of one namespace. The options are those of `SnapshotStore`.
 
     lock: of `ledger` and `underway`; taken last, and never held while files are touched.
-    bad: chunk files that were found broken.
+    broken: id -> reason of what is not whole; with `repair` it is set aside as soon as somebody is `alone`.
+    bad: chunk files that somebody found to be other than a manifest says.
     """
 
     def __init__(self, files: Files, key: str, max_bytes: int | None, grace_s: float, repair: bool) -> None:
@@ -60,19 +62,26 @@ class Shelf:
         self._foreign = False  # there are manifests of another version, which may name any chunk
         self._unread: set[str] = set()  # and those that could not be read last time
         self._stamp: object = None
+        there = files.list(CHUNKS)
         with self._turn:
-            there = files.list(CHUNKS)
             self._refresh(there)
-            self._start(there)
+        self._start(there)
 
     def changed(self) -> bool:
         """Whether somebody else announced a change since the last refresh."""
         return self.files.changes() != self._stamp
 
-    def refresh(self) -> None:
-        """See what other processes did; what is new and not whole is dropped."""
-        with self._turn:
+    def refresh(self, *, wait: bool) -> bool:
+        """See what other processes did; what is new and not whole is left out. False when another thread has the turn,
+        which may take as long as a disk or another process does, and `wait` is not wanted.
+        """
+        if not self._turn.acquire(blocking=wait):
+            return False
+        try:
             self._refresh()
+        finally:
+            self._turn.release()
+        return True
 
     @contextmanager
     def alone(self, passing: str = "") -> Iterator[None]:
@@ -81,6 +90,7 @@ class Shelf:
             self._passed.add(passing)
             if self.changed():
                 self._refresh()
+            self._mend()
             try:
                 yield
             finally:
@@ -198,9 +208,8 @@ class Shelf:
             chunks: Sequence[str] = tuple(self.open(id)[0].chunks())
         except CacheError:
             chunks = ()
-        bad = [name for name in chunks if name in self.bad]
+        bad, also = self._really_bad(id, [name for name in chunks if name in self.bad])
         with self.lock:
-            also = {other for name in bad for other in self.ledger.naming(name)} - {id}
             unused = [name for other in (id, *also) for name in self.ledger.remove(other)]
         self._passed.update((id, *also))
         paths = [*map(manifest_path, (id, *also)), *map(chunk_path, bad)]
@@ -211,6 +220,34 @@ class Shelf:
         log.warning("snapshot %s in %s is out of service (%s): %s", id, self.files.where, target, reason)
         for other in also:
             log.warning("snapshot %s in %s goes too: it needs the same broken file", other, self.files.where)
+
+    def _really_bad(self, id: str, names: Iterable[str]) -> tuple[Sequence[str], Collection[str]]:
+        """Those of the files, found bad by a reader of `id`, that are no better for others; and who these others are.
+
+        A chunk is only ever right for a tenant and a place: a manifest may also be wrong in naming it.
+        """
+        bad, also = [], set[str]()
+        for name in names:
+            with self.lock:
+                others = [other for other in self.ledger.naming(name) if other != id]
+            if any(self._serves(other, name) for other in others):
+                self.bad.discard(name)
+            else:
+                bad.append(name)
+                also.update(others)
+        return bad, also
+
+    def _serves(self, id: str, name: str) -> bool:
+        """Whether a chunk file is what a snapshot needs it to be."""
+        try:
+            manifest, _ = self.open(id)
+            chunks = ChunkFiles(self.files, manifest.tenant, lambda name: None)
+            for file in manifest.files():
+                if file.name == name:
+                    chunks.read(file)
+        except CacheError:
+            return False
+        return True
 
     def sweep(self, there: Mapping[str, Stat]) -> int:
         """The caller is alone: remove files that nobody names and that are old enough; the bytes that they took."""
@@ -237,6 +274,7 @@ class Shelf:
                 if used_s is not None and used_s > known[id].last_used_s:
                     self.ledger.update(replace(known[id], last_used_s=used_s))
         self._passed &= found.keys()
+        self.broken = {id: reason for id, reason in self.broken.items() if id in found}
         self._unread.clear()
         for id in found.keys() - known.keys() - self._passed - self.broken.keys():
             self._look_at(id, found[id], there)
@@ -252,28 +290,36 @@ class Shelf:
                     known = self.ledger.size(name)
                 if known != nbytes and (name not in there or there[name].nbytes != nbytes):
                     self.check_chunk(name, nbytes)
-        except CorruptSnapshot as error:
-            self._take_out(id, error)
         except CacheError as error:
+            if isinstance(error, CorruptSnapshot):
+                self._leave_out(id, error)
+            else:
+                self._unread.add(id)
             log.warning("snapshot %s is left out: %s", id, error)
-            self._unread.add(id)
         else:
             used_s = manifest.created_s if found.changed_s is None else found.changed_s
             self.admit(manifest, chunks, manifest_bytes, used_s)
 
-    def _take_out(self, id: str, error: CorruptSnapshot) -> None:
+    def _leave_out(self, id: str, error: CorruptSnapshot) -> None:
         if isinstance(error.__cause__, BadManifest) and error.__cause__.unknown_version:
-            log.warning("snapshot %s is left alone: %s", id, error)
             self._passed.add(id)
             self._foreign = True
-        elif not self._repair:
-            self.broken[id] = str(error)
         else:
+            self.broken[id] = str(error)
+
+    def _mend(self) -> None:
+        """The caller is alone: set aside what is broken, unless it is whole by now."""
+        for id in list(self.broken) if self._repair else ():
+            del self.broken[id]
             try:
-                if self.files.stat(manifest_path(id)) is not None:  # else another process has deleted it meanwhile
-                    self.set_aside(id, str(error))
-            except CacheError as second:
-                log.warning("snapshot %s is left out: %s (%s)", id, error, second)
+                found = self.files.stat(manifest_path(id))
+                if found is not None:
+                    self._look_at(id, found, _NOTHING)
+                if id in self.broken:
+                    self.set_aside(id, self.broken.pop(id))
+            except CacheError as error:
+                log.warning("snapshot %s is left where it is: %s", id, error)
+                self._passed.add(id)
 
     def _start(self, there: Mapping[str, Stat]) -> None:
         """After the first look: speak of what an older version left, collect what crashes left."""
@@ -281,8 +327,8 @@ class Shelf:
             old = [name for name in self.files.list("") if valid_id(name)]
             if old:
                 log.warning("%d snapshots of version 1 in %s are left alone: remove them", len(old), self.files.where)
-            if self._repair and self._orphans(there):
-                with self.files.exclusive():
+            if self._repair and (self.broken or self._orphans(there)):
+                with self.alone():
                     self._refresh()
                     self.sweep(there)
         except StoreUnavailable as error:

@@ -14,29 +14,26 @@ import numpy as np
 from zllm_jax.buffers import RowLayout
 from zllm_jax.cache.index import Match, PrefixIndex
 from zllm_jax.cache.snapshot import Base, SnapshotInfo, SnapshotReader, SnapshotStore
-from zllm_jax.errors import CacheError, CorruptSnapshot
+from zllm_jax.errors import CacheError, CorruptSnapshot, StoreStalled
 
 log = logging.getLogger(__name__)
 
-REST_S = 30.0  # how long a snapshot that could not be read is left alone
+REST_S = 30.0  # how long a snapshot that could not be read is left alone, and all of them when the store hangs
 
 
 class Snapshots:
     """What `store` holds, to be looked up. All but `open` belong to the device's thread.
 
-    threads: delete and quarantine there. truncatable: whether a state may be cut at any token.
+    truncatable: whether a state may be cut at any token.
     """
 
     def __init__(
-        self,
-        store: SnapshotStore,
-        threads: ThreadPoolExecutor,
-        *,
-        truncatable: bool,
-        clock: Callable[[], float] = time.monotonic,
+        self, store: SnapshotStore, *, truncatable: bool, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.store = store
-        self._threads, self._truncatable, self._clock = threads, truncatable, clock
+        self._truncatable, self._clock = truncatable, clock
+        self._thread = ThreadPoolExecutor(1, "zllm-tidy")  # deletes and quarantines, which may have to wait for a lock
+        self._hangs_until = clock()
         self._leaving: dict[str, Future[None]] = {}
         self._held: Counter[str] = Counter()
         self._doomed: set[str] = set()  # to be deleted when nobody holds them
@@ -68,8 +65,8 @@ class Snapshots:
         rested = any(until <= now for until in self._resting.values())
         try:
             if self.store.changed():
-                self.store.refresh()
-                self.sync()
+                if self.store.refresh(wait=False):
+                    self.sync()
             elif rested or any(work.done() for work in self._leaving.values()):
                 self.sync()
         except CacheError as error:
@@ -101,6 +98,8 @@ class Snapshots:
 
     def usable(self, prompt: np.ndarray, tenant: str) -> Match | None:
         """The longest prefix that can be reused."""
+        if self._clock() < self._hangs_until:
+            return None
         return (self._index.longest if self._truncatable else self._index.longest_whole)(prompt, tenant)
 
     def base(self, base: Base | None) -> Base | None:
@@ -131,11 +130,14 @@ class Snapshots:
     def fail(self, id: str, error: CacheError) -> None:
         """A snapshot that could not be read: out of the index, for good when it is broken."""
         log.warning("snapshot %s is a miss: %s", id, error)
+        if isinstance(error, StoreStalled):
+            self._hangs_until = self._clock() + REST_S
+            return
         self.forget(id)
         if not isinstance(error, CorruptSnapshot):
             self._resting[id] = self._clock() + REST_S
             return
-        self._leaving[id] = self._threads.submit(self._quarantine, id, str(error))
+        self._leaving[id] = self._thread.submit(self._quarantine, id, str(error))
 
     def hold(self, id: str) -> None:
         """Keep the files of a snapshot while it is being restored, even when a longer one takes its place."""
@@ -155,13 +157,18 @@ class Snapshots:
         if id in self._held:
             self._doomed.add(id)
         else:
-            self._leaving[id] = self._threads.submit(self._delete, id)
+            self._leaving[id] = self._thread.submit(self._delete, id)
 
     def settle(self) -> None:
         """Wait for what is being deleted."""
         for work in self._leaving.values():
             work.result()
         self.sync()
+
+    def close(self) -> None:
+        """End the threads; what is being deleted is."""
+        self._thread.shutdown(wait=True)
+        self.store.close()
 
     def _quarantine(self, id: str, reason: str) -> None:
         try:

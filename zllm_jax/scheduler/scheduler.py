@@ -132,9 +132,12 @@ class Scheduler:
             busy = self._turn()
 
     def _until_deadline(self) -> float | None:
-        """Seconds until one that waits for memory, or for a disk, has run out of time."""
-        deadlines = [one.job.deadline for one in (*self._running, *self._waiting) if one.job.deadline is not None]
-        return max(0.0, min(deadlines) - clock()) if deadlines else None
+        """Seconds until one that waits for memory, or for a disk, has run out of time, or of patience."""
+        ends = [one.job.deadline for one in (*self._running, *self._waiting) if one.job.deadline is not None]
+        for one in self._running:
+            if one.lease is not None and one.lease.restoring is not None:
+                ends.append(one.lease.restoring.stalls_at)
+        return max(0.0, min(ends) - clock()) if ends else None
 
     def _turn(self) -> bool:
         """One turn of the loop; whether there is more to do before something else happens."""
