@@ -101,7 +101,7 @@ class EngineConfig:
     tensor_parallel: devices that share every layer by heads, ffn columns and vocabulary.
     dtype: of weights and activations; state_dtype: of keys and values (None: same).
     store: folder of the snapshots (None: below ZLLM_HOME); disk_cache: False keeps no second tier.
-    disk_cache_bytes: quota of the snapshots; those worth least make room.
+    disk_cache_bytes: quota of the snapshots of one namespace (model, tokenizer, layout); those worth least make room.
     cache_policy: who leaves device memory first: "cost" (seconds saved per byte, with age) or "lru".
     prefix_rounds: where a state cannot be cut (sliding windows), how many earlier turns of a conversation stay
         reusable.

@@ -15,6 +15,7 @@ Everything a caller can cause is a `ZllmError`; a programmer's mistake is a plai
     ├── CacheError              internal to the cache: callers of the engine see a miss instead
     │   ├── CorruptSnapshot     a stored snapshot fails its checks (names the file)
     │   └── StoreUnavailable    the store cannot be read or written
+    │       └── StoreStalled    the store has given nothing for too long
     ├── DeviceLost              an earlier device call failed and took the state of all sequences with it
     ├── ConfigError             a setting or an experiment file is wrong
     └── NotReleased             `release` was asked for the payload of an envelope that is not COMPLETED

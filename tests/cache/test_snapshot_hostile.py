@@ -25,10 +25,12 @@ from tests.cache.snapshots import (
     open_store,
     save,
 )
+from zllm_jax.cache import snapshot_files
 from zllm_jax.cache.manifest import BadManifest, parse, seal
 from zllm_jax.cache.snapshot import Base, SnapshotStore, namespace_key
 from zllm_jax.cache.snapshot_bench import load_whole
-from zllm_jax.errors import CorruptSnapshot
+from zllm_jax.cache.snapshot_files import LocalFiles
+from zllm_jax.errors import CorruptSnapshot, StoreUnavailable
 
 TOKENS = 40
 BUDGET_BYTES = 512 << 10  # above what an honest read of the small states here allocates
@@ -256,6 +258,56 @@ def edit(store: SnapshotStore, id: str, change: Callable[[dict[str, Any]], objec
     value = json.loads(text)
     change(value)
     path.write_bytes(seal(json.dumps(value).encode() + b"\n" + tokens))
+
+
+@pytest.mark.parametrize("by", ["a reader", "the next start"])
+def test_a_lie_about_anothers_file_costs_only_the_liar(tmp_path: Path, by: str) -> None:
+    """A chunk is right for one tenant, place and size: a manifest may also be wrong in naming it."""
+    store = open_store(tmp_path)
+    honest, liar = save(store, TOKENS, tenant="a"), save(store, TOKENS, 1, tenant="b")
+    whose = json.loads(manifest_file(store, honest.id).read_bytes().split(b"\n", 2)[1])["pieces"][0]
+
+    def lie(value: dict[str, Any]) -> None:
+        """Another's file, or in another's place, where it has another size too."""
+        value["pieces"][0][3:] = whose[3:] if by == "a reader" else [*value["pieces"][-1][3:-1], whose[3]]
+
+    edit(store, liar.id, lie)
+    if by == "a reader":
+        with pytest.raises(CorruptSnapshot) as caught:
+            load_whole(store, liar.id, layout())
+        store.quarantine(liar.id, str(caught.value))
+    else:
+        store = open_store(tmp_path)
+    assert [info.id for info in store.list()] == [honest.id]
+    assert_saved(store, honest.id, TOKENS)
+    assert_saved(open_store(tmp_path), honest.id, TOKENS)
+
+
+def test_what_others_broke_is_set_aside_by_who_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking changes nothing; while files move, other processes are out."""
+    one, two = open_store(tmp_path), open_store(tmp_path)
+    bad, good = save(one, TOKENS), save(one, TOKENS, 1)
+    chunk_files(one, bad.id)[0].unlink()
+    alone: list[bool] = []
+    set_aside = LocalFiles.set_aside
+
+    def watched(self: LocalFiles, *arguments: Any) -> str:
+        monkeypatch.setattr(snapshot_files, "LOCK_WAIT_S", 0.0)
+        with pytest.raises(StoreUnavailable), LocalFiles(self.root).exclusive():
+            pass
+        alone.append(True)
+        return set_aside(self, *arguments)
+
+    monkeypatch.setattr(LocalFiles, "set_aside", watched)
+    two.refresh()
+    assert [info.id for info in two.list()] == [good.id]
+    assert list(two.broken) == [bad.id]
+    assert manifest_file(two, bad.id).exists()
+    two.gc()
+    assert alone == [True]
+    assert not two.broken
+    assert not manifest_file(two, bad.id).exists()
+    assert_saved(two, good.id, TOKENS, 1)
 
 
 def in_array(index: int, **fields: object) -> Callable[[dict[str, Any]], object]:

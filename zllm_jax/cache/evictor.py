@@ -14,7 +14,6 @@ from zllm_jax.cache.rates import Rates
 from zllm_jax.cache.residents import Resident, Residents
 from zllm_jax.cache.saver import Saved, Saver
 from zllm_jax.cache.snapshots import Snapshots
-from zllm_jax.errors import CacheError
 from zllm_jax.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -98,7 +97,7 @@ class Evictor:
         self.check(one)
         if one.saved is not None:
             self._leave(one, "clean")
-        elif self._saver is None:
+        elif self._saver is None or self._saver.hangs:
             self._leave(one, "dropped")
         else:
             self.save(one)
@@ -134,11 +133,20 @@ class Evictor:
         ended = self._saver.advance()
         for saved in ended:
             self._note(saved)
+        dropped = self._drop_if_hanging(self._saver)
         pages = self._residents.pages
         short = pages.free < WRITE_AHEAD * pages.size and not self._saver.pending
         if short and any(one.savable for one in self._residents):
             self.save(next(one for one in self.by_worth() if one.savable))
-        return bool(ended)
+        return bool(ended) or dropped
+
+    def _drop_if_hanging(self, saver: Saver) -> bool:
+        """Whether conversations had to leave unsaved, because those who need their room would wait for ever."""
+        leaving = [one for one in self._residents if one.leaving] if saver.hangs else []
+        for one in leaving:
+            log.warning("conversation %s is dropped: the store has taken nothing for a long time", one.id)
+            self._leave(one, "dropped")
+        return bool(leaving)
 
     def drain(self) -> None:
         """Wait until nothing is being saved."""

@@ -97,6 +97,11 @@ class PrefixCache:
         return self._snapshots.store.nbytes if self._snapshots is not None else 0
 
     @property
+    def patience_ends(self) -> float | None:
+        """When, on `time.perf_counter`, `advance` gives up on a store that takes nothing; None without a save."""
+        return self._saver.hangs_at if self._saver is not None else None
+
+    @property
     def meta_of(self) -> Callable[[np.ndarray], Mapping[str, Any]]:
         """What to keep with the snapshot of a state, by its tokens; JSON-able."""
         return self._evictor.meta_of

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 IN_FLIGHT_BYTES = 64 << 20  # copied out of the device and not yet given to the store
+HANG_S = 30.0  # without any progress, memory is worth more than what could be saved
 Meta = Mapping[str, Any]
 
 
@@ -86,6 +87,7 @@ class Saver:
         self._changed = threading.Condition()
         self._in_flight = 0
         self._events = 0
+        self._moved = time.perf_counter()
         self._thread = threading.Thread(target=self._run, name="zllm-saver", daemon=True)
         self._thread.start()
 
@@ -102,8 +104,20 @@ class Saver:
         """Bytes copied out of the device that the store does not have yet."""
         return self._in_flight
 
+    @property
+    def hangs_at(self) -> float | None:
+        """When (`time.perf_counter`) the store must be taken to hang if nothing happens until then; None when idle."""
+        return self._moved + HANG_S if self._jobs else None
+
+    @property
+    def hangs(self) -> bool:
+        at = self.hangs_at
+        return at is not None and time.perf_counter() >= at
+
     def begin(self, one: Resident, meta: Meta) -> None:
         """Start to save a conversation."""
+        if not self._jobs:
+            self._moved = time.perf_counter()
         job = self._jobs[one.id] = _Job(one, one.base)
         self._queue.put(partial(self._open, job, meta))
 
@@ -250,6 +264,7 @@ class Saver:
             self._end(job)
         with self._changed:
             self._events += 1
+            self._moved = time.perf_counter()
             self._changed.notify_all()
         self._wake()
 

@@ -27,9 +27,7 @@ class Snapshots:
     truncatable: whether a state may be cut at any token.
     """
 
-    def __init__(
-        self, store: SnapshotStore, *, truncatable: bool, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, store: SnapshotStore, *, truncatable: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.store = store
         self._truncatable, self._clock = truncatable, clock
         self._thread = ThreadPoolExecutor(1, "zllm-tidy")  # deletes and quarantines, which may have to wait for a lock

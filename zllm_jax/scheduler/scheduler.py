@@ -137,6 +137,9 @@ class Scheduler:
         for one in self._running:
             if one.lease is not None and one.lease.restoring is not None:
                 ends.append(one.lease.restoring.stalls_at)
+        patience = self._cache.patience_ends if self._waiting else None
+        if patience is not None and patience > clock():
+            ends.append(patience)
         return max(0.0, min(ends) - clock()) if ends else None
 
     def _turn(self) -> bool:
