@@ -21,7 +21,7 @@ PROOFS = (
         1,
         "A hit is an equal prefix of token ids, shorter than the prompt.",
         "tests/cache/test_prefix_cache.py::test_the_last_token_of_a_prompt_is_always_computed",
-        Mutant("zllm_jax/cache/prefix_cache.py", "usable = prompt[:-1]", "usable = prompt"),
+        Mutant("zllm_jax/cache/look_up.py", "usable = prompt[:-1]", "usable = prompt"),
         "a prompt that is stored whole is a hit to its very end, and nothing is left to predict from",
     ),
     Proof(
@@ -29,7 +29,7 @@ PROOFS = (
         "The longest prefix wins, also one on disk over a shorter one in device memory.",
         "tests/cache/test_prefix_cache.py::test_a_longer_prefix_on_disk_wins_over_a_shorter_one_on_the_device",
         Mutant(
-            "zllm_jax/cache/prefix_cache.py",
+            "zllm_jax/cache/look_up.py",
             "if far is not None and far.common > here:",
             "if far is not None and near is None:",
         ),

@@ -19,9 +19,9 @@ import numpy as np
 from zllm_jax.cache.evictor import Evictor
 from zllm_jax.cache.index import Match
 from zllm_jax.cache.lease import Counters, Lease
-from zllm_jax.cache.near_miss import near_miss
+from zllm_jax.cache.look_up import LookUp
 from zllm_jax.cache.policy import CostAware, Policy
-from zllm_jax.cache.rates import Prediction, Rates
+from zllm_jax.cache.rates import Rates
 from zllm_jax.cache.residents import Resident, Residents
 from zllm_jax.cache.restore import Restoring, Rooms
 from zllm_jax.cache.saver import Saver
@@ -29,7 +29,7 @@ from zllm_jax.cache.snapshot import Base, SnapshotStore
 from zllm_jax.cache.snapshots import Snapshots
 from zllm_jax.errors import CacheError
 from zllm_jax.metrics import Metrics
-from zllm_jax.values import NearMiss, Tier
+from zllm_jax.values import Tier
 
 if TYPE_CHECKING:
     from zllm_jax.runtime import Backend  # importing it would bring jax to those who only list snapshots
@@ -75,11 +75,12 @@ class PrefixCache:
             self._snapshots,
             self._saver,
             policy or CostAware(),
-            state_bytes=self._state_bytes,
+            state_bytes=self._capacity.state_bytes,
             rates=self.rates,
             counters=self.counters,
             metrics=self.metrics,
         )
+        self._look_up = LookUp(self._residents, self._snapshots, self._capacity, self.rates)
         self.wake: Callable[[], None] = lambda: None
         self.metrics.watch("zllm_device_state_bytes", "State in device memory", lambda: self.device_bytes)
         self.metrics.watch("zllm_disk_state_bytes", "Files of the second tier", lambda: self.disk_bytes)
@@ -135,20 +136,22 @@ class PrefixCache:
         if self._snapshots is not None:
             self._snapshots.look()
         while True:
-            match, tier, predicted = self._look_up(prompt, owner, conversation)
+            match, tier, predicted = self._look_up.longest(prompt, owner, conversation)
             if match is None:
                 lease = self._lease_cold(wanted, owner, "not_faster" if predicted is not None else after)
             elif tier is Tier.RESIDENT:
                 lease = self._lease_resident(match, wanted, owner)
             else:
                 lease = self._lease_restored(match, wanted, owner)
-            if lease is None and match is not None and not self._known(match, tier):
+            if lease is None and match is not None and not self._look_up.knows(match, tier):
                 continue  # what makes room may take away the very state that was found
             if lease is not None:
                 lease.predicted = predicted
                 if predicted is not None and not predicted.restoring_wins:
                     self.rates.doubt()
-                lease.near_miss = self._near_miss(prompt, owner, lease.cached_tokens)
+                lease.near_miss = self._look_up.near_miss(prompt, owner, lease.cached_tokens)
+                if lease.near_miss is not None:
+                    self.metrics.near_miss()
             return self._leased(lease, prompt)
 
     def advance(self) -> bool:
@@ -312,72 +315,7 @@ class PrefixCache:
             "counters": {name: value for name, value in vars(self.counters).items() if isinstance(value, int)},
         }
 
-    # -- look-up ---------------------------------------------------------------------------------------------------
-
-    def _look_up(
-        self, prompt: np.ndarray, tenant: str, conversation: str | None
-    ) -> tuple[Match | None, Tier, Prediction | None]:
-        """The longest verified prefix; a longer one on disk wins when reading it beats computing the difference."""
-        usable = prompt[:-1]
-        near = self._hinted(usable, tenant, conversation)
-        far = self._snapshots.usable(usable, tenant) if self._snapshots is not None else None
-        predicted = None
-        here = near.common if near is not None else 0
-        if far is not None and far.common > here:
-            predicted = self.rates.predict(self._state_bytes(far.common), far.common - here)
-            if predicted.restoring_wins:
-                return far, Tier.DISK, predicted
-        return near, Tier.RESIDENT, predicted
-
-    def _known(self, match: Match, tier: Tier) -> bool:
-        """Whether what was found is still there."""
-        if tier is Tier.RESIDENT:
-            return self._residents.get(str(match.key)) is not None
-        return self._snapshots is not None and str(match.key) in self._snapshots
-
-    def _hinted(self, prompt: np.ndarray, tenant: str, conversation: str | None) -> Match | None:
-        """The longest prefix in memory; of equals the conversation that was named."""
-        match = self._residents.usable(prompt, tenant)
-        named = self._residents.get(conversation) if conversation is not None else None
-        if match is None or named is None or named.tenant != tenant or len(named.tokens) < match.common:
-            return match
-        if not self._capacity.truncatable and len(named.tokens) != match.common:
-            return match
-        same = np.array_equal(named.tokens[: match.common], prompt[: match.common])
-        return Match(named.id, match.common) if same else match
-
-    def _near_miss(self, prompt: np.ndarray, tenant: str, reused: int) -> NearMiss | None:
-        found = [(self._residents.longest(prompt, tenant), self._tokens_here)]
-        if self._snapshots is not None:
-            found.append((self._snapshots.longest(prompt, tenant), self._snapshots.tokens))
-        stored = [(match.common, tokens(str(match.key))) for match, tokens in found if match is not None]
-        if not stored:
-            return None
-        common, tokens = max(stored, key=lambda one: one[0])
-        missed = near_miss(prompt, tokens, common, reused)
-        if missed is not None:
-            self.metrics.near_miss()
-        return missed
-
-    def _tokens_here(self, id: str) -> np.ndarray:
-        one = self._residents.get(id)
-        assert one is not None
-        return one.tokens
-
-    def _state_bytes(self, num_tokens: int) -> int:
-        c = self._capacity
-        return -(-num_tokens // c.page_tokens) * c.page_bytes + c.ring_bytes
-
-    def _superseded(self, tokens: np.ndarray, tenant: str) -> list[Resident]:
-        """The states whose every use one of `tokens` serves as well, or which are too many rounds back."""
-        prefixes = self._residents.prefixes_of(tokens, tenant)
-        if self._capacity.truncatable:
-            return prefixes
-        earlier = sorted((one for one in prefixes if len(one.tokens) < len(tokens)), key=lambda one: -len(one.tokens))
-        turns = [one for one in earlier if one.turn_end]
-        return [one for one in prefixes if len(one.tokens) == len(tokens)] + turns[self._prefix_rounds :]
-
-    # -- leases ----------------------------------------------------------------------------------------------------
+    # -- how a lease comes and goes --------------------------------------------------------------------------------
 
     def _leased(self, lease: Lease | None, prompt: np.ndarray) -> Lease | None:
         if lease is None:
@@ -482,6 +420,15 @@ class PrefixCache:
             one.created, one.uses = source.created, source.uses
         self._residents.add(one)
         return one
+
+    def _superseded(self, tokens: np.ndarray, tenant: str) -> list[Resident]:
+        """The states whose every use one of `tokens` serves as well, or which are too many rounds back."""
+        prefixes = self._residents.prefixes_of(tokens, tenant)
+        if self._capacity.truncatable:
+            return prefixes
+        earlier = sorted((one for one in prefixes if len(one.tokens) < len(tokens)), key=lambda one: -len(one.tokens))
+        turns = [one for one in earlier if one.turn_end]
+        return [one for one in prefixes if len(one.tokens) == len(tokens)] + turns[self._prefix_rounds :]
 
     def _take_ring(self) -> int:
         return self._residents.rings.take(1)[0] if self._capacity.num_rings else 0

@@ -69,6 +69,10 @@ class Capacity:
     num_stages: int
     group_tokens: int
 
+    def state_bytes(self, num_tokens: int) -> int:
+        """Of a sequence of so many tokens."""
+        return -(-num_tokens // self.page_tokens) * self.page_bytes + self.ring_bytes
+
 
 class Copying(Protocol):
     """A copy from host memory that the device may still be reading."""
