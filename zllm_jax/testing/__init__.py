@@ -1,0 +1,7 @@
+"""The testing room: a tokenizer without files, tiny model shapes, an engine and a device that do as they are told."""
+
+from zllm_jax.testing.backend import ScriptedBackend, chained_token
+from zllm_jax.testing.engine import Script, ScriptedEngine
+from zllm_jax.testing.models import ByteTokenizer, tiny_config
+
+__all__ = ["ByteTokenizer", "Script", "ScriptedBackend", "ScriptedEngine", "chained_token", "tiny_config"]
