@@ -48,7 +48,8 @@ class Remembered:
                 self._forget(other)
             if turn.nbytes > self._max_bytes:
                 return
-            if len(same := self._by_key.get(turn.key, ())) >= MAX_ANSWERS:
+            same = self._by_key.get(turn.key, [])
+            if len(same) >= MAX_ANSWERS:
                 self._forget(same[0])
             while self.nbytes + turn.nbytes > self._max_bytes:
                 self._forget(next(iter(self._giving(turn).values())))
