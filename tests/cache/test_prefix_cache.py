@@ -72,8 +72,45 @@ def test_recomputing_wins_when_reading_is_measured_to_be_slower(tmp_path: Path) 
     one.run([*deep.prompt[:8], 1, 2, 3], look_up=False)
     for _ in range(2):  # the first of each is left out
         one.cache.rates.restored(1, 1.0)
-        one.cache.rates.prefilled(1000, 1.0)
+        one.cache.rates.prefilled(0, 1000, 1.0)
     assert one.hit([*deep.rows, 5]) == (Tier.RESIDENT, 8)
+
+
+def with_late_tokens_dear(one: Driver) -> Driver:
+    """Each token costs 10 ms, and a millisecond for each before it."""
+    for stop in (1, 10, 40, 20, 80):
+        one.cache.rates.prefilled(0, stop, 0.010 * stop + 0.001 * stop**2 / 2)
+        one.cache.rates.restored(1, 1e-6)
+    return one
+
+
+def test_what_a_restore_saves_is_predicted_from_where_its_tokens_stand(tmp_path: Path) -> None:
+    one = with_late_tokens_dear(driver(open_store(tmp_path)))
+    deep = one.run(prompt(40))
+    one.cache.evict()
+    one.run([*deep.prompt[:8], 1, 2, 3], look_up=False)
+    lease = one.cache.acquire(np.array([*deep.rows, 5], np.int32), 1)
+    assert lease is not None
+    assert lease.predicted is not None
+    here, there = 8, len(deep.rows)
+    wanted = 0.010 * (there - here) + 0.001 * (there**2 - here**2) / 2
+    assert lease.predicted.compute_s == pytest.approx(wanted)
+    one.cache.abort(lease)
+
+
+def test_of_equal_tails_the_later_one_is_kept() -> None:
+    """The same bytes, the same use: computing the later one anew takes longer."""
+    one = with_late_tokens_dear(driver())
+    whole = one.run(prompt(48))
+    fork = one.run([*whole.prompt[:40], *[7] * 8])
+    alone = one.run(prompt(8, 1))
+    by_length = {
+        len(state.tokens): one.cache._evictor._saved_s(state, 8)
+        for state in one.cache._residents
+        if len(state.tokens) in (len(fork.rows), len(alone.rows))
+    }
+    early_s, late_s = by_length[len(alone.rows)], by_length[len(fork.rows)]
+    assert late_s > 2 * early_s
 
 
 def test_tokens_after_the_first_difference_are_never_reused(window: int) -> None:

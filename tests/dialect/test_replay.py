@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,12 @@ from tests.dialect.test_tokenizer import llama2_files
 from tests.engine.talker import PieceTokenizer
 from zllm_jax.checkpoint import open_checkpoint
 from zllm_jax.dialect import ChatTemplate, Replay, Tokenizer, load_tokenizer
-from zllm_jax.dialect.turns import keys
+from zllm_jax.dialect.remembered import MAX_ANSWERS
+from zllm_jax.dialect.replay import MAX_META_BYTES
+from zllm_jax.dialect.turns import Turn, keys
 
 FIRST_PIECE = 259
+VOCAB = 1000
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}<assistant>"
 USER = {"role": "user", "content": "ready?"}
 THEN = {"role": "user", "content": "and then?"}
@@ -34,7 +39,7 @@ class Talk:
     def __init__(self, source: str = PLAIN, **options: Any) -> None:
         self.tokenizer = PieceTokenizer()
         self.template = ChatTemplate(source)
-        self.replay = Replay(self.tokenizer, self.template, **options)  # type: ignore[arg-type]
+        self.replay = Replay(self.tokenizer, self.template, **{"vocab_size": VOCAB} | options)  # type: ignore[arg-type]
         self.number = 0
 
     def prompt(self, messages: Sequence[Any], **options: Any) -> list[int]:
@@ -344,8 +349,58 @@ def test_memory_is_bounded_and_the_least_recently_used_go() -> None:
     assert len(talk.replay) < 20
     assert talk.replay.prompt([questions[-1], said("yes"), THEN]) is not None
     assert talk.replay.prompt([questions[1], said("yes"), THEN]) is None
+    before = (len(talk.replay), talk.replay.nbytes)
     talk.answer([{"role": "user", "content": "x" * 3000}], "too large to keep")
-    assert (len(talk.replay), talk.replay.nbytes) == (0, 0)
+    assert (len(talk.replay), talk.replay.nbytes) == before
+
+
+def test_answers_to_the_same_messages_are_bounded() -> None:
+    talk = Talk()
+    for number in range(MAX_ANSWERS + 1):
+        talk.answer([USER], f"answer {number}")
+    assert len(talk.replay) == MAX_ANSWERS
+    assert talk.replay.prompt([USER, said("answer 1"), THEN]) is not None
+
+
+LONG_CALL = call(arguments={"text": "x" * 500_000})
+
+
+@pytest.mark.parametrize("content, calls", [("é" * 500_000, ()), ("\U0001f600" * 100_000, ()), ("", [LONG_CALL] * 2)])
+def test_everything_that_a_turn_holds_counts(content: str, calls: Sequence[Any]) -> None:
+    """Texts, calls, ids and what keeping them costs: no less than what is in use."""
+    talk, prompt = Talk(), np.arange(100, dtype=np.int32)
+    tracemalloc.start()
+    try:
+        for number in range(200):
+            talk.replay.remember(f"r{number}", [], prompt, [number], f"few {number}", tenant=f"tenant {number}")
+            talk.replay.name_calls(f"r{number}", [call(id=f"id {number}") for _ in range(3)], f"few {number}")
+        assert tracemalloc.get_traced_memory()[0] <= talk.replay.nbytes
+        talk.replay.remember("long", [], prompt, [1], content)
+        talk.replay.name_calls("long", json.loads(json.dumps(calls)), content)
+        assert tracemalloc.get_traced_memory()[0] <= talk.replay.nbytes
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_state_is_not_kept_for_the_few_ids_of_a_stored_turn() -> None:
+    talk = Talk()
+    assert talk.replay.recall(np.arange(VOCAB, dtype=np.int32), {"turns": [GOOD]}) == 1
+    (turn,) = talk.replay._turns.all()
+    assert turn.ids.base is None
+
+
+def test_one_tenant_cannot_push_out_all_that_another_has() -> None:
+    talk = Talk(max_bytes=40_000)
+    told = [{"role": "user", "content": f"question {number}"} for number in range(60)]
+    for number in range(4):
+        talk.answer([told[number]], "yes", tenant="few")
+    for question in told:
+        talk.answer([question], "yes", tenant="many")
+    assert talk.replay.nbytes <= 40_000
+    assert all(talk.replay.prompt([told[i], said("yes"), THEN], tenant="few") is not None for i in range(4))
+    found = [talk.replay.prompt([question, said("yes"), THEN], tenant="many") is not None for question in told]
+    assert found == sorted(found)  # of its own the oldest went
+    assert 4 < sum(found) < 30
 
 
 def test_the_same_answer_twice_is_kept_once() -> None:
@@ -393,16 +448,49 @@ def test_calls_survive_too() -> None:
 def test_meta_is_bounded_and_prefers_the_newest() -> None:
     talk = Talk()
     prompt = np.arange(10, dtype=np.int32)
-    talk.replay.remember("a", [USER], prompt, [1], "x" * 200_000)
-    talk.replay.remember("b", [USER, said("x"), THEN], np.arange(20, dtype=np.int32), [1], "y" * 200_000)
+    talk.replay.remember("a", [USER], prompt, [1], "x" * 400_000)
+    talk.replay.remember("b", [USER, said("x"), THEN], np.arange(20, dtype=np.int32), [1], "y" * 400_000)
     tokens = np.append(np.arange(20, dtype=np.int32), 1).astype(np.int32)
     tokens[10] = 1
-    talk.replay.remember("c", [USER, said("x"), THEN], tokens[:20], [1], "z" * 200_000)
+    talk.replay.remember("c", [USER, said("x"), THEN], tokens[:20], [1], "z" * 400_000)
     (entry,) = talk.replay.meta(tokens)["turns"]
     assert entry["content"][0] == "z"
 
 
-GOOD = {"key": "k", "prompt": 3, "tokens": 5, "missing": [], "content": "c", "rest": "", "calls": [], "request": "r"}
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"content": "\x01" * 100_000},  # six characters each in JSON
+        {"calls": (("id", "name", "x" * 600_000),)},
+        {"calls": (("id", "x" * 600_000, "{}"),)},
+        {"calls": (("x", "", ""),) * 60_000},
+        {"rest": "x" * 600_000},
+        {"request_id": "x" * 600_000},
+    ],
+)
+def test_all_that_a_turn_holds_counts_in_meta(more: dict[str, Any]) -> None:
+    """A turn that is too large stands in no other's way."""
+    talk, tokens = Talk(), np.arange(20, dtype=np.int32)
+    turns = [Turn("k", tokens, 10, "small"), replace(Turn("k", tokens, 12, "large"), **more)]
+    for turn in turns:
+        talk.replay._turns.keep(turn)
+    meta = talk.replay.meta(tokens)
+    assert [entry["content"] for entry in meta["turns"]] == ["small"]
+    assert len(json.dumps(meta)) <= MAX_META_BYTES
+
+
+def test_many_small_turns_keep_within_the_bound_of_meta() -> None:
+    talk, tokens = Talk(), np.arange(20, dtype=np.int32)
+    for number in range(6000):
+        talk.replay._turns.keep(Turn(str(number), tokens, 10, "said", request_id=str(number)))
+    meta = talk.replay.meta(tokens)
+    assert MAX_META_BYTES - 200 < len(json.dumps(meta)) <= MAX_META_BYTES
+
+
+GOOD = {
+    "key": "k", "prompt": 3, "tokens": 5, "missing": [], "content": "c", "rest": "", "calls": [], "request": "r",
+    "owner": "o",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -418,8 +506,8 @@ GOOD = {"key": "k", "prompt": 3, "tokens": 5, "missing": [], "content": "c", "re
             {"tokens": 11}, {"tokens": 2}, {"tokens": 10**30}, {"tokens": None},
             {"missing": [1]}, {"missing": "11"}, {"missing": [-1], "tokens": 11}, {"missing": [2**40], "tokens": 11},
             {"missing": ["a"], "tokens": 11}, {"missing": list(range(100)), "tokens": 110},
-            {"content": None}, {"key": 7}, {"rest": []}, {"request": {}}, {"calls": 3}, {"calls": [["a"]]},
-            {"calls": ["abcd"]},
+            {"content": None}, {"key": 7}, {"rest": []}, {"request": {}}, {"owner": None},
+            {"calls": 3}, {"calls": [["a"]]}, {"calls": ["abcd"]},
         )),
     ],
 )  # fmt: skip
@@ -429,6 +517,21 @@ def test_what_a_file_may_hold(turns: Any) -> None:
     assert replay.recall(tokens, {"turns": turns}) == 0
     assert len(replay) == 0
     assert replay.recall(tokens, {"turns": [GOOD]}) == 1
+
+
+@pytest.mark.parametrize(
+    "tokens, missing", [([1, 2, 3, 4, 5], [VOCAB]), ([1, VOCAB, 3, 4, 5], []), ([1, 2, -1, 4], [5])]
+)
+def test_an_id_that_the_model_does_not_have_is_not_replayed(
+    tokens: list[int], missing: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    replay, state = Talk().replay, np.array(tokens, np.int32)
+    entry = GOOD | {"tokens": len(tokens) + len(missing), "missing": missing}
+    assert replay.recall(state, {"turns": [entry]}) == 0
+    assert f"must be in [0, {VOCAB})" in caplog.text
+    assert replay.recall(
+        np.minimum(abs(state), VOCAB - 1), {"turns": [entry | {"missing": [VOCAB - 1] * len(missing)}]}
+    )
 
 
 # -- a real tokenizer and template -------------------------------------------------------------------------------------
@@ -445,7 +548,7 @@ def smol(smollm2: Path) -> tuple[Tokenizer, ChatTemplate]:
 def test_smollm2_three_turns(smol: tuple[Tokenizer, ChatTemplate]) -> None:
     """Answers sampled byte by byte, which no encoder would cut like that: each prompt goes on from them."""
     tokenizer, template = smol
-    replay = Replay(tokenizer, template)
+    replay = Replay(tokenizer, template, vocab_size=tokenizer.vocab_size)
     messages: list[Any] = [{"role": "user", "content": "Name a river."}]
     state: list[int] = []
     for answer in (" The Aare, \n", "The Rhône!\n\n", ""):
@@ -466,7 +569,7 @@ def test_a_space_that_encoding_adds_is_never_put_in() -> None:
     """SentencePiece puts a space in front of what it encodes: only a control token may follow the replayed ids."""
     tokenizer = load_tokenizer(llama2_files())
     template = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}assistant:")
-    replay = Replay(tokenizer, template)
+    replay = Replay(tokenizer, template, vocab_size=tokenizer.vocab_size)
     prompt = tokenizer.encode(template.render([USER]))
     sampled = tokenizer.encode("yes indeed", add_bos=False)
     replay.remember("r", [USER], np.array(prompt, np.int32), sampled, "yes indeed")

@@ -255,7 +255,7 @@ def test_fault_18_a_disk_that_is_slower_than_computing_is_not_asked(tmp_path: Pa
     one, rows = two_on_disk(tmp_path)
     for _ in range(2):  # the first measurement of each is left out
         one.cache.rates.restored(1, 1.0)
-        one.cache.rates.prefilled(1000, 1.0)
+        one.cache.rates.prefilled(0, 1000, 1.0)
     assert one.hit([*rows[0], 1]) == (Tier.COLD, 0)
     one.close()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.talker import Talker
+from tests.engine.talker import PieceTokenizer, Talker
 from zllm_jax.cache import SnapshotStore
 from zllm_jax.dialect import ChatTemplate
 from zllm_jax.values import Envelope, Request, Sampling, Status, Tier
@@ -150,6 +150,28 @@ def test_turns_come_back_with_their_snapshots(talker: Make, tmp_path: Path, wind
     assert later.engine.count_tokens(Request(messages)) == wanted
     third = ask(later, *messages)
     assert (third.usage.tier, third.usage.cached_tokens) == (Tier.DISK, kept(second))
+
+
+def test_an_edited_snapshot_costs_its_turn_and_refuses_nobody(talker: Make, tmp_path: Path) -> None:
+    """An id that the model does not have, in a file that somebody changed: as if the turn was never stored."""
+    one = talker(store=SnapshotStore(tmp_path, namespace="n"), template=TRIMS)
+    one.say(" ", "yes", "  ")
+    first = ask(one, USER, max_tokens=2)
+    messages = [USER, said(first), THEN]
+    meta_of = one.cache.meta_of
+
+    def edited(tokens: Any) -> dict[str, Any]:
+        (turn,) = meta_of(tokens)["turns"]
+        assert len(turn["missing"]) == 1
+        return {"turns": [{**turn, "missing": [PieceTokenizer.vocab_size]}]}
+
+    one.cache.meta_of = edited
+    one.engine.evict()
+    later = talker(store=SnapshotStore(tmp_path, namespace="n"), template=TRIMS)
+    later.say(" ", "yes", "  ")
+    again = ask(later, *messages)
+    assert again.status is Status.COMPLETED
+    assert again.usage.cached_tokens == first.usage.prompt_tokens
 
 
 def test_a_near_miss_says_what_differs(talker: Make, caplog: pytest.LogCaptureFixture) -> None:

@@ -122,6 +122,44 @@ def test_what_was_resident_at_the_end_is_found_at_the_next_start(bench: Make, tm
         assert (outcome.usage.tier, outcome.usage.cached_tokens) == (Tier.DISK, 23)
 
 
+def test_what_cannot_be_saved_at_the_end_is_named_and_takes_no_other_with_it(
+    bench: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = bench(open_store(tmp_path))
+    ids = [one.run(prompt(20, seed), 4)[1].conversation for seed in range(3)]
+    save = one.cache._evictor.save
+
+    def fails(resident: Any) -> None:
+        if resident.id == ids[1]:
+            raise RuntimeError("the disk is on fire")
+        save(resident)
+
+    monkeypatch.setattr(one.cache._evictor, "save", fails)
+    one.scheduler.close(save=True)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        f"conversation {ids[1]} could not be saved: RuntimeError: the disk is on fire"
+    ]
+    assert len(open_store(tmp_path).list()) == 2
+    assert one.cache.counters.failed_saves == 1
+
+
+def test_what_ends_the_saving_at_the_end_is_heard_of(
+    bench: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = bench(open_store(tmp_path))
+    one.run(prompt(20), 4)
+
+    def gone(what: str, done: int, total: int) -> None:
+        raise BrokenPipeError("nobody reads this")
+
+    one.scheduler.close(save=True, progress=gone)
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.getMessage() == "not all conversations were saved before the end"
+    assert "nobody reads this" in str(record.exc_info)
+    assert one.cache._saver is not None
+    assert not one.cache._saver._thread.is_alive()
+
+
 # -- saving --------------------------------------------------------------------------------------------------------
 
 

@@ -89,7 +89,8 @@ class Evictor:
     def _saved_s(self, one: Resident, exclusive_tokens: int) -> float:
         """Seconds that a next use is faster for its being here: what would be restored, or computed, otherwise."""
         nbytes = self._state_bytes(exclusive_tokens) if self._snapshots is not None else None
-        return self._rates.seconds_back(nbytes, min(exclusive_tokens, len(one.tokens)))
+        length = len(one.tokens)
+        return self._rates.seconds_back(nbytes, max(0, length - exclusive_tokens), length)
 
     def evict(self, one: Resident) -> None:
         """Let a conversation leave: at once when it is on disk or nothing can save it, else when it is saved."""

@@ -36,7 +36,7 @@ class LookUp:
         predicted = None
         here = near.common if near is not None else 0
         if far is not None and far.common > here:
-            predicted = self._rates.predict(self._capacity.state_bytes(far.common), far.common - here)
+            predicted = self._rates.predict(self._capacity.state_bytes(far.common), here, far.common)
             if predicted.restoring_wins:
                 return far, Tier.DISK, predicted
         return near, Tier.RESIDENT, predicted

@@ -240,11 +240,19 @@ class PrefixCache:
             if progress is not None:
                 progress("save conversations", i, len(todo))
             if one.here:
-                self._evictor.save(one)
-                self._evictor.drain()
+                self._save(one)
         if progress is not None and todo:
             progress("save conversations", len(todo), len(todo))
         return sum(one.saved is not None for one in todo)
+
+    def _save(self, one: Resident) -> None:
+        """One that cannot be saved takes no other with it."""
+        try:
+            self._evictor.save(one)
+            self._evictor.drain()
+        except Exception as error:
+            self.counters.failed_saves += 1
+            log.warning("conversation %s could not be saved: %s: %s", one.id, type(error).__name__, error)
 
     def forget(self, *, keep_disk: bool = False) -> None:
         """Drop both tiers, or only what is in device memory: unsaved."""

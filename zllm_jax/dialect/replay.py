@@ -7,10 +7,9 @@ was generated. The prompt depends on what was remembered, never on what is cache
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,29 +17,46 @@ from typing import Any
 import numpy as np
 
 from zllm_jax.dialect.chat_template import ChatTemplate
+from zllm_jax.dialect.remembered import Remembered
 from zllm_jax.dialect.tokenizer import Tokenizer
-from zllm_jax.dialect.turns import Calls, Message, Turn, calls_of, calls_of_one, content_text, keys, token_ends
+from zllm_jax.dialect.turns import (
+    Calls,
+    Message,
+    Turn,
+    calls_of,
+    calls_of_one,
+    content_text,
+    keys,
+    owner_of,
+    token_ends,
+)
 from zllm_jax.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 256 << 20
-MAX_META_CHARS = 1 << 18  # of contents in one snapshot's meta: the newest turns go first
+MAX_META_BYTES = 1 << 19  # of one snapshot's meta, as JSON: the newest turns go first
+_FRAME_BYTES = len(json.dumps({"turns": []}))
 _MAX_MISSING = 8  # sampled ids that a state may lack at its end: the last one drawn was never fed
 
 
 class Replay:
-    """Remembers turns up to `max_bytes`, the least recently used go first. Any thread may use it."""
+    """Remembers turns up to `max_bytes`, those of all tenants together (`Remembered`). Any thread may use it.
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, *, max_bytes: int = MAX_BYTES) -> None:
-        self._tokenizer, self._template, self._max_bytes = tokenizer, template, max_bytes
+    vocab_size: of the model, which may have more ids than the tokenizer.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, *, vocab_size: int, max_bytes: int = MAX_BYTES
+    ) -> None:
+        self._tokenizer, self._template, self._vocab_size = tokenizer, template, vocab_size
         # What no message contains by intent; one character only, for templates that rearrange a content's characters.
         self._sentinel = chr(0xF0000 + secrets.randbelow(0xFFFD)) * 16
-        self._lock = threading.Lock()
-        self._turns: OrderedDict[int, Turn] = OrderedDict()  # by id(turn), the oldest use first
-        self._by_key: dict[str, list[Turn]] = {}
-        self._by_request: dict[str, Turn] = {}
-        self.nbytes = 0
+        self._turns = Remembered(max_bytes)
+
+    @property
+    def nbytes(self) -> int:
+        return self._turns.nbytes
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -69,7 +85,7 @@ class Replay:
             sampled, rest = sampled[:keep], content[ends.at[keep - 1] if keep else 0 :]
         ids = np.concatenate([np.asarray(prompt, np.int32), np.asarray(sampled, np.int32)])
         *_, key = keys(messages, tools, tenant)
-        self._keep(Turn(key, ids, len(prompt), content, rest, request_id=request_id))
+        self._turns.keep(Turn(key, ids, len(prompt), content, rest, request_id=request_id, owner=owner_of(tenant)))
 
     def name_calls(self, request_id: str, calls: Sequence[str | Message], content: str = "") -> None:
         """The client was given calls, and `content` beside them, in place of a remembered answer's text.
@@ -80,12 +96,9 @@ class Replay:
         made = tuple(
             call for one in calls for call in (((one, "", ""),) if isinstance(one, str) else calls_of_one(one))
         )
-        with self._lock:
-            turn = self._by_request.get(request_id)
-            if turn is not None:
-                self._forget(turn)
+        turn = self._turns.take(request_id)
         if turn is not None:
-            self._keep(replace(turn, calls=made, content=content))
+            self._turns.keep(replace(turn, calls=made, content=content))
 
     def prompt(self, messages: Sequence[Message], *, tools: Sequence[Any] = (), tenant: str = "") -> list[int] | None:
         """The ids of a prompt whose last remembered assistant turn is replayed; None where there is none.
@@ -100,44 +113,36 @@ class Replay:
                 for turn in self._candidates(before[place], messages, place):
                     ids = self._continued(turn, messages, place, tools)
                     if ids is not None:
-                        self._touch(turn)
+                        self._turns.touch(turn)
                         return ids
         return None
 
     def meta(self, tokens: np.ndarray) -> dict[str, Any]:
         """What a snapshot of `tokens` i32[S] keeps besides them, so that `recall` finds its turns again; JSON-able."""
-        with self._lock:
-            inside = [turn for turn in self._turns.values() if _is_inside(turn, tokens)]
-        entries, room = [], MAX_META_CHARS
+        inside = [turn for turn in self._turns.all() if _is_inside(turn, tokens)]
+        entries, room = [], MAX_META_BYTES - _FRAME_BYTES
         for turn in sorted(inside, key=lambda turn: turn.num_prompt, reverse=True):
-            room -= len(turn.content)
-            if room < 0:
-                break
-            entries.append(
-                {
-                    "key": turn.key,
-                    "prompt": turn.num_prompt,
-                    "tokens": len(turn.ids),
-                    "missing": turn.ids[len(tokens) :].tolist(),
-                    "content": turn.content,
-                    "rest": turn.rest,
-                    "calls": [list(call) for call in turn.calls],
-                    "request": turn.request_id,
-                }
-            )
+            entry = _entry(turn, tokens)
+            nbytes = len(json.dumps(entry)) + len(", ")
+            if nbytes <= room:
+                room -= nbytes
+                entries.append(entry)
         return {"turns": entries[::-1]}
 
     def recall(self, tokens: np.ndarray, meta: Mapping[str, Any]) -> int:
-        """Remember the turns of a stored state i32[S]; how many. Malformed ones are left: a file may hold anything."""
+        """Remember the turns of a stored state i32[S]; how many. Malformed ones are left: a file may hold anything.
+
+        So are those with an id that the model does not have: their prompts are encoded anew.
+        """
         entries = meta.get("turns", ())
         found = 0
         for entry in entries if isinstance(entries, Sequence) else ():
             try:
-                turn = _turn(tokens, entry)
+                turn = _turn(tokens, entry, self._vocab_size)
             except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
                 log.warning("a stored turn cannot be replayed: %r", error)
                 continue
-            self._keep(turn)
+            self._turns.keep(turn)
             found += 1
         return found
 
@@ -148,8 +153,7 @@ class Replay:
         echoed = content_text(messages[place])
         if echoed is None:
             return []
-        with self._lock:
-            turns = list(self._by_key.get(key, ()))
+        turns = self._turns.under(key)
         if len(turns) < 2:
             return turns
         answered = _call_ids(messages, place)
@@ -205,35 +209,6 @@ class Replay:
             return None  # encoding put a space in front that is not in the text
         return ids
 
-    # -- keeping ---------------------------------------------------------------------------------------------------
-
-    def _keep(self, turn: Turn) -> None:
-        with self._lock:
-            same = self._by_key.setdefault(turn.key, [])
-            for other in [other for other in same if _equal(other, turn)]:
-                self._forget(other)
-            self._by_key.setdefault(turn.key, []).append(turn)
-            self._turns[id(turn)] = turn
-            self._by_request[turn.request_id] = turn
-            self.nbytes += turn.nbytes
-            while self.nbytes > self._max_bytes:
-                self._forget(next(iter(self._turns.values())))
-
-    def _forget(self, turn: Turn) -> None:
-        del self._turns[id(turn)]
-        self.nbytes -= turn.nbytes
-        if self._by_request.get(turn.request_id) is turn:
-            del self._by_request[turn.request_id]
-        left = self._by_key[turn.key]
-        left.remove(turn)
-        if not left:
-            del self._by_key[turn.key]
-
-    def _touch(self, turn: Turn) -> None:
-        with self._lock:
-            if id(turn) in self._turns:
-                self._turns.move_to_end(id(turn))
-
 
 def _same_calls(calls: Calls, messages: Sequence[Message], place: int) -> bool:
     """Whether the message makes the calls that the turn made; one that lost them is known by the answers to them."""
@@ -256,14 +231,6 @@ def _call_ids(messages: Sequence[Message], place: int) -> set[str]:
     return {*answered, *(call[0] for call in calls_of(messages[place]))} - {""}
 
 
-def _equal(one: Turn, other: Turn) -> bool:
-    return (
-        (one.content, one.rest, one.calls, one.num_prompt)
-        == (other.content, other.rest, other.calls, other.num_prompt)
-        and np.array_equal(one.ids, other.ids)
-    )  # fmt: skip
-
-
 def _is_inside(turn: Turn, tokens: np.ndarray) -> bool:
     """Whether a state of `tokens` holds the turn, but perhaps for its last ids."""
     held = min(len(turn.ids), len(tokens))
@@ -272,22 +239,33 @@ def _is_inside(turn: Turn, tokens: np.ndarray) -> bool:
     return turn.ids[held - 1] == tokens[held - 1] and np.array_equal(turn.ids[:held], tokens[:held])
 
 
-def _turn(tokens: np.ndarray, entry: Mapping[str, Any]) -> Turn:
+def _entry(turn: Turn, tokens: np.ndarray) -> dict[str, Any]:
+    return {
+        "key": turn.key,
+        "prompt": turn.num_prompt,
+        "tokens": len(turn.ids),
+        "missing": turn.ids[len(tokens) :].tolist(),
+        "content": turn.content,
+        "rest": turn.rest,
+        "calls": [list(call) for call in turn.calls],
+        "request": turn.request_id,
+        "owner": turn.owner,
+    }
+
+
+def _turn(tokens: np.ndarray, entry: Mapping[str, Any], vocab_size: int) -> Turn:
     """A turn as `Replay.meta` wrote it. Raises what a malformed one causes."""
     num_prompt, num_tokens, missing = entry["prompt"], entry["tokens"], entry["missing"]
-    key, content, rest, request = entry["key"], entry["content"], entry["rest"], entry["request"]
+    texts = [entry[name] for name in ("key", "content", "rest", "request", "owner")]
     if not (isinstance(num_prompt, int) and isinstance(num_tokens, int) and isinstance(missing, list)):
         raise TypeError("prompt and tokens must be integers, missing a list")
-    if not all(isinstance(text, str) for text in (key, content, rest, request)):
-        raise TypeError("key, content, rest and request must be texts")
-    if (
-        min(missing, default=0) < 0
-        or len(missing) > _MAX_MISSING
-        or not 0 < num_prompt <= num_tokens == min(num_tokens, len(tokens)) + len(missing)
-    ):
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("key, content, rest, request and owner must be texts")
+    if len(missing) > _MAX_MISSING or not 0 < num_prompt <= num_tokens == min(num_tokens, len(tokens)) + len(missing):
         raise ValueError(f"{num_prompt} of {num_tokens} tokens, {len(missing)} missing, in a state of {len(tokens)}")
-    ids = tokens[:num_tokens]
-    if missing:
-        ids = np.concatenate([ids, np.asarray(missing, np.int32)])
+    ids = np.concatenate([tokens[:num_tokens], np.asarray(missing, np.int32)])  # a view would keep all of the state's
+    if not 0 <= ids.min() <= ids.max() < vocab_size:
+        raise ValueError(f"ids from {ids.min()} to {ids.max()}, must be in [0, {vocab_size})")
     calls = tuple((str(id), str(name), str(arguments)) for id, name, arguments in entry["calls"])
-    return Turn(key, ids, num_prompt, content, rest, calls, request)
+    key, content, rest, request, owner = texts
+    return Turn(key, ids, num_prompt, content, rest, calls, request, owner)

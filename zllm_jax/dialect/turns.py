@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,8 @@ from zllm_jax.dialect.tokenizer import Tokenizer
 Message = Mapping[str, Any]
 Calls = tuple[tuple[str, str, str], ...]
 
-_TURN_BYTES = 512  # of the object itself
+_TURN_BYTES = 1536  # of the object itself, its array's header, and its places in lists and tables
+_CALL_BYTES = 128  # of a call without its texts
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +29,7 @@ class Turn:
     key: names the messages before it (`keys`). ids: i32[S], the prompt and the sampled ids without EOS; num_prompt: how
     many are the prompt's. content: the text that the client was given. rest: the end of it that no whole id covers,
     because a stop sequence began inside an id. calls: the calls that the client was given. request_id: of the request
-    that it answered.
+    that it answered. owner: names its tenant (`owner_of`).
     """
 
     key: str
@@ -36,10 +39,20 @@ class Turn:
     rest: str = ""
     calls: Calls = ()
     request_id: str = ""
+    owner: str = ""
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
-        return self.ids.nbytes + 2 * len(self.content) + _TURN_BYTES
+        """What it takes in memory, with all its ids and texts."""
+        texts = [
+            self.key,
+            self.content,
+            self.rest,
+            self.request_id,
+            self.owner,
+            *(t for call in self.calls for t in call),
+        ]
+        return self.ids.nbytes + sum(map(sys.getsizeof, texts)) + _CALL_BYTES * len(self.calls) + _TURN_BYTES
 
     def shared(self, tokenizer: Tokenizer, echoed: str) -> tuple[int, str]:
         """What a changed echo of the content still shares: (the first so many sampled ids, the text after them)."""
@@ -110,6 +123,11 @@ def calls_of_one(call: Any) -> Calls:
         return ()
     arguments = _canonical(_parsed(function.get("arguments")))
     return ((str(call.get("id", "")), str(function.get("name", "")), arguments),)
+
+
+def owner_of(tenant: str) -> str:
+    """A name for a tenant that doesn't tell it."""
+    return hashlib.blake2b(tenant.encode(errors="surrogatepass"), digest_size=16, person=b"owner").hexdigest()
 
 
 def keys(messages: Sequence[Message], tools: Iterable[Any], tenant: str) -> Iterator[str]:

@@ -53,8 +53,9 @@ class Engine:
         self._template, self._scheduler, self._cache = template, scheduler, cache
         self._warm, self._on_close, self._progress = warm, on_close, progress
         self._metrics = metrics or cache.metrics
-        self._replay = Replay(tokenizer, template) if tokenizer is not None and template is not None else None
-        if self._replay is not None:
+        self._replay = None
+        if tokenizer is not None and template is not None:
+            self._replay = Replay(tokenizer, template, vocab_size=model_config.vocab_size)
             for tokens, meta in cache.stored():
                 self._replay.recall(tokens, meta)
             cache.meta_of = self._replay.meta

@@ -96,10 +96,17 @@ class Scheduler:
         """Cancel what runs and waits, save what stays if asked, then end the thread."""
         with self._changed:
             if not self._closing and save:
-                self._calls.append((lambda: self._cache.save(progress), Future()))
+                self._calls.append((lambda: self._save(progress), Future()))
             self._closing = True
         self._wake()
         self._thread.join()
+
+    def _save(self, progress: Progress | None) -> None:
+        """Nobody waits for what this returns: what it raises is said here, and the rest is closed all the same."""
+        try:
+            self._cache.save(progress)
+        except Exception:
+            log.exception("not all conversations were saved before the end")
 
     def report(self) -> dict[str, int]:
         return {"waiting": len(self._waiting), "running": len(self._running), "budget_tokens": self.budget_tokens}
@@ -234,11 +241,11 @@ class Scheduler:
         lease, rates = one.lease, self._cache.rates
         assert lease is not None
         assert one.admitted is not None
-        seconds, computed = now - one.admitted, one.prompt_tokens - lease.cached_tokens
+        seconds, computed = now - one.admitted, (lease.cached_tokens, one.prompt_tokens)
         if lease.tier is not Tier.DISK:
-            rates.prefilled(computed, seconds)
+            rates.prefilled(*computed, seconds)
             return
-        alone_s = computed / rates.prefill_tokens_s if rates.prefill_tokens_s else 0.0
+        alone_s = rates.prefill_s(*computed) or 0.0
         self._cache.measured(lease, max(seconds - alone_s, MIN_RESTORE_SHARE * seconds))
 
     # -- coming and going ------------------------------------------------------------------------------------------
