@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 _MEMORY = 0.7  # what a measurement still counts after the next one
 _DOUBT = 0.8  # how much of a restore's time is still believed after it was decided against
 _LINE_MEMORY = 0.9  # the same for a measurement of what positions cost
-_LINE_COUNT, _LINE_SPREAD = (
-    4,
-    0.2,
-)  # how many measurements tell, and what part of the mean their positions must differ by
+_LINE_COUNT = 4  # so many measurements tell what positions cost,
+_LINE_SPREAD = 0.2  # when their positions differ by this part of the mean
 _LARGE_PART = 0.25  # of all tokens up to there, that a measurement of what positions cost computes
 _TYPICAL_PREFILL, _TYPICAL_RESTORE = 500.0, 1e9  # tokens/s and bytes/s of a laptop, until something was measured
 

@@ -161,7 +161,7 @@ class Simulation:
         for (_, born), last in self._pages.last_used.items():
             change[born] += 1
             change[last] -= 1
-        return int(change.cumsum().max())
+        return int(np.max(np.cumsum(change)))
 
     def serve(self, ask: Ask) -> Served:
         """Look up, make room, compute the rest, keep the state."""
