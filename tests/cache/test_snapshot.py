@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.cache.snapshots import (
+    CHUNK_TOKENS,
     assert_same,
     assert_saved,
     bytes_below,
@@ -513,8 +514,38 @@ def test_a_closed_store_reads_no_more(tmp_path: Path) -> None:
     store, of = open_store(tmp_path), {"a": spec(np.int8, (None,))}
     info = save(store, 20, of=of)
     store.close()
-    with store.reader(info.id, of) as reader, pytest.raises(StoreUnavailable):
-        reader.fill(0, 0, 20, {"a": np.zeros(20, np.int8)})
+    with store.reader(info.id, of) as reader:
+        filling = reader.fill(0, 0, 20, {"a": np.zeros(20, np.int8)})
+        with pytest.raises(StoreUnavailable, match="cannot read"):
+            filling.wait()
+
+
+def test_room_belongs_to_the_reads_that_began_until_all_have_ended(tmp_path: Path, monkeypatch: Any) -> None:
+    """The second of three reads cannot begin; the first is still under way."""
+    store, of = open_store(tmp_path), {"a": spec(np.int8, (None,))}
+    info = save(store, 3 * CHUNK_TOKENS, of=of)
+    gate, submit, calls = threading.Event(), store._threads.submit, [0]
+    read_into = store._files.read_into
+
+    def slowly(path: str, blocks: Any) -> None:
+        assert gate.wait(20)
+        read_into(path, blocks)
+
+    def submitted(*arguments: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise RuntimeError("can't start new thread")
+        return submit(*arguments)
+
+    monkeypatch.setattr(store._files, "read_into", slowly)
+    monkeypatch.setattr(store._threads, "submit", submitted)
+    with store.reader(info.id, of) as reader:
+        filling = reader.fill(0, 0, 3 * CHUNK_TOKENS, {"a": np.zeros(3 * CHUNK_TOKENS, np.int8)})
+        assert not filling.done()
+        gate.set()
+        with pytest.raises(StoreUnavailable, match="new thread"):
+            filling.wait()
+        assert filling.done()
 
 
 def test_the_bench_measures(tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ import random
 import shutil
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.cache.faulty import Fault, FaultyFiles
 from tests.cache.snapshots import (
     NAMESPACE,
     assert_same,
@@ -308,6 +310,52 @@ def test_what_others_broke_is_set_aside_by_who_is_alone(tmp_path: Path, monkeypa
     assert not two.broken
     assert not manifest_file(two, bad.id).exists()
     assert_saved(two, good.id, TOKENS, 1)
+
+
+@pytest.mark.parametrize("fault", [("read", 1), ("read", 2), ("stat", 0), ("read_into", 0)])
+def test_who_cannot_be_asked_is_not_set_aside_with_a_liar(tmp_path: Path, fault: tuple[str, int]) -> None:
+    store = open_store(tmp_path)
+    honest, liar = save(store, TOKENS, tenant="a"), save(store, TOKENS, 1, tenant="b")
+    whose = json.loads(manifest_file(store, honest.id).read_bytes().split(b"\n", 2)[1])["pieces"][0]
+    edit(store, liar.id, lambda value: value["pieces"][0].__setitem__(slice(3, None), whose[3:]))
+    files = FaultyFiles(store._files)
+    again = open_store(files)
+    with pytest.raises(CorruptSnapshot):
+        load_whole(again, liar.id, layout())
+    files.plant(Fault(fault[0], "EIO", at=fault[1]))
+    with suppress(StoreUnavailable):
+        again.quarantine(liar.id, "a lie")
+    assert files.fired == 1
+    assert_saved(open_store(tmp_path, grace_s=0.0), honest.id, TOKENS)
+
+
+def test_what_was_misread_once_keeps_its_files(tmp_path: Path) -> None:
+    """Misread by one process, which then cannot even look again: for others it is whole."""
+    files = FaultyFiles(open_store(tmp_path)._files)
+    one, two = open_store(files, grace_s=0.0), open_store(tmp_path)
+    good = save(two, TOKENS)
+    files.plant(Fault("read", "flip"))
+    one.refresh()
+    assert list(one.broken) == [good.id]
+    files.plant(Fault("stat", "EIO"))
+    assert one.gc() == 0
+    assert_saved(two, good.id, TOKENS)
+    files.plant()
+    one.gc()  # looks again
+    assert [info.id for info in one.list()] == [good.id]
+
+
+def test_a_manifest_that_could_not_be_deleted_keeps_its_files(tmp_path: Path) -> None:
+    files = FaultyFiles(open_store(tmp_path)._files)
+    one = open_store(files)
+    first, second = save(one, TOKENS), save(one, TOKENS)  # the same files
+    two = open_store(tmp_path)
+    files.plant(Fault("delete", "EIO"))
+    with pytest.raises(StoreUnavailable):
+        one.delete(first.id)
+    files.plant()
+    one.delete(second.id)
+    assert_saved(two, first.id, TOKENS)
 
 
 def in_array(index: int, **fields: object) -> Callable[[dict[str, Any]], object]:

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.cache.faulty import Fault, FaultyFiles
 from tests.engine.talker import always_restore
 from tests.scheduler.device import PATIENCE_S, Bench, answer, result
-from zllm_jax.cache import SnapshotStore, restore, saver, snapshot_files
+from zllm_jax.cache import SnapshotStore
 from zllm_jax.cache.snapshot import namespace_key
 from zllm_jax.cache.snapshot_files import Blocks, Files, open_files
 from zllm_jax.cache.snapshot_writer import chunk_path
@@ -177,82 +176,3 @@ def test_restores_at_once_share_few_rooms_whose_copies_end_late(bench: Make, tmp
         assert tokens == answer(shelf.prompt(seed), 4)
         assert (outcome.usage.tier, outcome.usage.cached_tokens) == (Tier.DISK, 22)
     shelf.assert_rooms_home()
-
-
-def test_a_disk_that_hangs_costs_one_prompt_its_patience(bench: Make, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(restore, "STALL_S", 0.2)
-    shelf = Shelf(bench, tmp_path, seeds=2)
-    one = shelf.bench
-    shelf.held()
-    tokens, outcome = one.run(shelf.prompt(), 4)
-    assert (tokens, outcome.usage.tier) == (answer(shelf.prompt(), 4), Tier.COLD)
-    assert outcome.timing.total_s >= 0.2
-    assert one.cache.counters.failed_restores == 1
-    shelf.files.arrived.clear()
-    tokens, outcome = one.run(shelf.prompt(1), 4)  # nobody asks that disk for a while
-    assert (tokens, outcome.usage.tier) == (answer(shelf.prompt(1), 4), Tier.COLD)
-    assert outcome.timing.total_s < PATIENCE_S / 2
-    assert not shelf.files.arrived.is_set()
-    assert len(shelf.store.list()) == 2  # they are as good as before
-    assert one.cache._snapshots is not None
-    one.cache._snapshots._hangs_until = 0.0
-    shelf.files.let_go()
-    one.scheduler.call(lambda: one.cache.forget(keep_disk=True))
-    tokens, outcome = one.run(shelf.prompt(1), 4)
-    assert (tokens, outcome.usage.tier) == (answer(shelf.prompt(1), 4), Tier.DISK)
-    shelf.assert_rooms_home()
-
-
-def test_a_restore_that_gets_no_memory_is_a_miss(bench: Make, tmp_path: Path, monkeypatch: Any) -> None:
-    shelf = Shelf(bench, tmp_path)
-
-    def none_left(*arguments: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(restore, "aligned_empty", none_left)
-    tokens, outcome = shelf.bench.run(shelf.prompt(), 4)
-    assert (tokens, outcome.status) == (answer(shelf.prompt(), 4), Status.TRUNCATED)
-    assert (outcome.usage.tier, shelf.bench.cache.counters.failed_restores) == (Tier.COLD, 1)
-    shelf.assert_rooms_home()
-
-
-def test_streams_go_on_while_another_process_keeps_the_lock(bench: Make, tmp_path: Path, monkeypatch: Any) -> None:
-    """A full store: the next save must remove an older one first, and the store has changed meanwhile."""
-    monkeypatch.setattr(snapshot_files, "LOCK_WAIT_S", 3.0)
-    shelf = Shelf(bench, tmp_path, num_pages=8)
-    one = shelf.bench
-    shelf.store._max_bytes = shelf.store._shelf._max_bytes = shelf.store.nbytes + 100
-    one.run([1] * 20, 3)
-    others = open_files(tmp_path, namespace_key("n"))
-    with others.exclusive():
-        others.announce()
-        one.scheduler.call(lambda: one.cache._evictor.make_room(one.cache._residents.pages.size, keep=None))
-        for _ in range(3):
-            tokens, outcome = one.run([200, 201], 3, cache=False)
-            assert tokens == answer([200, 201], 3)
-            assert outcome.timing.total_s < 1.0
-            one.scheduler.call(one.cache._snapshots.look)  # type: ignore[union-attr]
-        assert one.cache.report()["saving"] == 1
-    one.scheduler.call(one.cache.evict)
-    assert [info.num_tokens for info in shelf.store.list()] == [22]
-    assert one.cache.counters.dropped == 0
-    shelf.assert_rooms_home()
-
-
-def test_a_store_that_takes_nothing_keeps_no_memory(bench: Make, tmp_path: Path, monkeypatch: Any) -> None:
-    """What waits to be saved is dropped in the end, for the sake of those who wait for its pages."""
-    monkeypatch.setattr(saver, "HANG_S", 0.2)
-    files = FaultyFiles(open_files(tmp_path, namespace_key("n")))
-    one = bench(SnapshotStore(files, namespace="n", chunk_tokens=8), num_pages=8)
-    one.run([1] * 20, 3)
-    files.plant(Fault("write", "slow", on=True))
-    tokens, outcome = one.run([2] * 20, 9)  # nothing else wakes the loop
-    assert tokens == answer([2] * 20, 9)
-    assert outcome.timing.queue_s >= 0.2
-    assert (one.cache.counters.dropped, one.cache.report()["saving"]) == (1, 1)
-    tokens, outcome = one.run([3] * 20, 9)
-    assert (tokens, one.cache.counters.dropped) == (answer([3] * 20, 9), 2)
-    files.gate.set()
-    one.scheduler.call(one.cache._evictor.drain)
-    one.scheduler.call(one.cache.evict)
-    assert sorted(info.num_tokens for info in one.cache._snapshots.store.list()) == [22, 28]  # type: ignore[union-attr]

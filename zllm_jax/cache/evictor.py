@@ -123,8 +123,7 @@ class Evictor:
         """Forget that a conversation was saved when the disk has it no longer: not it, nor one that goes on from it."""
         if one.saved is None or self._snapshots is None:
             return
-        found = self._snapshots.usable(one.tokens, one.tenant)
-        if found is None or found.common < len(one.tokens):
+        if not self._snapshots.holds(one.tokens, one.tenant):
             one.saved = None
 
     def advance(self) -> bool:
@@ -150,29 +149,28 @@ class Evictor:
         return bool(leaving)
 
     def drain(self) -> None:
-        """Wait until nothing is being saved."""
-        if self._saver is None:
-            return
-        while True:
+        """Wait until nothing is being saved, or the store hangs."""
+        while self._saver is not None:
             for saved in self._saver.advance():
                 self._note(saved)
-            if not self._saver.pending:
+            if not self._saver.pending or self._saver.hangs:
+                self._drop_if_hanging(self._saver)
                 return
             self._saver.wait()
 
     def _note(self, saved: Saved) -> None:
         one, info = saved.one, saved.info
+        assert self._snapshots is not None
         if info is None:
             if one.here and saved.error is not None:
                 self._note_unsaved(one, saved.error)
             return
-        assert self._snapshots is not None
         self._counters.bytes_written += saved.bytes_written
         self._metrics.written(saved.bytes_written, saved.seconds)
         one.saved = info.id
         self._snapshots.add(info, one.tokens)
         self._snapshots.supersede(info, one.tokens, one.base)
-        self._snapshots.sync()  # the quota may have removed older ones
+        self._snapshots.forget_gone()  # the quota may have removed older ones
         if one.here and one.leaving:
             self._leave(one, "saved")
 

@@ -260,7 +260,7 @@ class PrefixCache:
         for one in self._residents:
             self._residents.drop(one)
         if self._snapshots is not None and not keep_disk:
-            self._snapshots.look()
+            self._snapshots.look_well()
             for id in list(self._snapshots):
                 self._snapshots.delete(id)
             self._snapshots.settle()

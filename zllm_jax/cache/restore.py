@@ -39,6 +39,7 @@ class Rooms:
         self._free: list[Room] = []
         self._left = count
         self.in_use = 0  # rooms that restores hold; one that is being copied from is on its way home
+        self.given_back = 0  # so often
         self._copying: list[tuple[Copying, Room]] = []
         self._lock = threading.Lock()
 
@@ -71,6 +72,7 @@ class Rooms:
         """Return a room; it is free once the device has copied from it."""
         with self._lock:
             self.in_use -= 1
+            self.given_back += 1
             if copying is None:
                 self._free.append(room)
             else:
@@ -147,6 +149,7 @@ class Restoring:
         self._stages_there = 0
         self.bytes_copied = 0
         self._clock, self._moved = clock, clock()
+        self._came_to: tuple[int, ...] = ()
         self._closing: Future[None] | None = None
         self._opening = threads.submit(open_reader)
         self._opening.add_done_callback(lambda _: wake())
@@ -178,15 +181,17 @@ class Restoring:
 
         Raises CacheError when the snapshot cannot be restored: `close` it then, the pages hold anything.
         """
-        before = self._progress()
         self._advance(limit)
-        if self._progress() != before:
+        before, self._came_to = self._came_to, self._progress()
+        if self._came_to != before:
             self._moved = self._clock()
         elif not self.done and self._clock() >= self.stalls_at:
             raise StoreStalled(f"nothing of a snapshot could be read for {STALL_S:.0f} s: look at the disk")
 
-    def _progress(self) -> tuple[bool, int, int, int]:
-        return self._reader is not None, self._stages_there, sum(self._left), len(self._filling)
+    def _progress(self) -> tuple[int, ...]:
+        """What differs once something has happened; to one that waits for rooms, also what others do with them."""
+        others = 0 if self._filling or not self._todo else self._rooms.given_back
+        return self._reader is not None, self._stages_there, sum(self._left), len(self._filling), others
 
     def _advance(self, limit: int | None) -> None:
         if self._reader is None:

@@ -23,6 +23,7 @@ from zllm_jax.buffers import RowLayout, tokens_of
 from zllm_jax.cache.residents import Resident
 from zllm_jax.cache.snapshot import Base, SnapshotInfo, SnapshotStore, SnapshotWriter
 from zllm_jax.errors import CacheError
+from zllm_jax.memory import trim
 
 if TYPE_CHECKING:
     from zllm_jax.runtime import Backend
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 IN_FLIGHT_BYTES = 64 << 20  # copied out of the device and not yet given to the store
+TRIM_EVERY_S = 30.0  # a save's buffers leave holes in the C library's heaps: 300 MB of them after some hundred saves
 HANG_S = 30.0  # without any progress, memory is worth more than what could be saved
 Meta = Mapping[str, Any]
 
@@ -87,6 +89,7 @@ class Saver:
         self._changed = threading.Condition()
         self._in_flight = 0
         self._events = 0
+        self._given = 0  # pieces of work that the writing thread has not done yet
         self._moved = time.perf_counter()
         self._thread = threading.Thread(target=self._run, name="zllm-saver", daemon=True)
         self._thread.start()
@@ -107,7 +110,7 @@ class Saver:
     @property
     def hangs_at(self) -> float | None:
         """When (`time.perf_counter`) the store must be taken to hang if nothing happens until then; None when idle."""
-        return self._moved + HANG_S if self._jobs else None
+        return self._moved + HANG_S if self._given else None
 
     @property
     def hangs(self) -> bool:
@@ -116,25 +119,29 @@ class Saver:
 
     def begin(self, one: Resident, meta: Meta) -> None:
         """Start to save a conversation."""
-        if not self._jobs:
-            self._moved = time.perf_counter()
         job = self._jobs[one.id] = _Job(one, one.base)
-        self._queue.put(partial(self._open, job, meta))
+        self._give(partial(self._open, job, meta))
 
     def advance(self) -> list[Saved]:
         """Let the device copy as much as memory allows; what has ended since the last call."""
+        with self._changed:
+            self._events = 0  # first: what happens from here on is for the next call
         for job in self._jobs.values():
             while job.todo and job.error is None and self._in_flight < self._budget:
                 self._dispatch(job, job.todo[0])
             if job.error is not None and job.todo:
-                self._queue.put(partial(self._count, job, len(job.todo)))
+                self._give(partial(self._count, job, len(job.todo)))
                 job.todo.clear()
         return self._collect()
 
     def wait(self) -> None:
-        """Until the writing thread got further since the last `advance`."""
+        """Until the writing thread got further since the last `advance`, or the store hangs."""
         with self._changed:
-            self._changed.wait_for(lambda: self._events > 0)
+            while not self._events:
+                at = self.hangs_at
+                if at is not None and at <= time.perf_counter():
+                    return
+                self._changed.wait(None if at is None else at - time.perf_counter())
 
     def close(self) -> None:
         """End the thread; saves under way are given up, and nothing of them stays."""
@@ -143,6 +150,14 @@ class Saver:
         for job in self._jobs.values():
             if job.writer is not None:
                 job.writer.abort()
+
+    def _give(self, work: Callable[[], None]) -> None:
+        """To the writing thread."""
+        with self._changed:
+            if not self._given:
+                self._moved = time.perf_counter()
+            self._given += 1
+        self._queue.put(work)
 
     def _groups(self, one: Resident, spans: Sequence[tuple[int, int]]) -> list[_Group]:
         c = self._backend.capacity
@@ -172,7 +187,7 @@ class Saver:
         nbytes = sum(int(array.nbytes) for array in rows.values())
         with self._changed:
             self._in_flight += nbytes
-        self._queue.put(partial(self._take, job, group, rows, nbytes))
+        self._give(partial(self._take, job, group, rows, nbytes))
 
     def _read(self, one: Resident, group: _Group) -> dict[str, Any]:
         if group.pages:
@@ -182,7 +197,7 @@ class Saver:
 
     def _collect(self) -> list[Saved]:
         with self._changed:
-            finished, self._events = list(self._finished), 0
+            finished = list(self._finished)
             self._finished.clear()
         out = []
         for job in finished:
@@ -195,9 +210,16 @@ class Saver:
     # -- the writing thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        trimmed = time.perf_counter()
         while (work := self._queue.get()) is not None:
             work()
             del work  # and the rows that it holds
+            with self._changed:
+                self._given -= 1
+                self._moved = time.perf_counter()
+            if self._queue.empty() and self._moved - trimmed > TRIM_EVERY_S:
+                trim()
+                trimmed = time.perf_counter()
 
     def _open(self, job: _Job, meta: Meta) -> None:
         with self._failure_ends(job):
@@ -264,7 +286,6 @@ class Saver:
             self._end(job)
         with self._changed:
             self._events += 1
-            self._moved = time.perf_counter()
             self._changed.notify_all()
         self._wake()
 

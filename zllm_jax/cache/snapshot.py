@@ -127,12 +127,14 @@ class SnapshotStore:
         """Whether another process committed or deleted something since the last `refresh`. Cheap."""
         return self._shelf.changed()
 
-    def refresh(self, *, wait: bool = True) -> bool:
-        """See what other processes committed or deleted; what is new and not whole is left out.
+    @property
+    def version(self) -> int:
+        """Another number whenever what `list` says has come or gone. Touches no file."""
+        return self._shelf.ledger.version
 
-        wait: for other threads that change the store, else whether there were none and it is done.
-        """
-        return self._shelf.refresh(wait=wait)
+    def refresh(self) -> None:
+        """See what other processes committed or deleted; what is new and not whole is left out."""
+        self._shelf.refresh()
 
     def writer(
         self,

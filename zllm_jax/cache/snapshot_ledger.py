@@ -54,7 +54,10 @@ class _Owner:
 
 
 class Ledger:
-    """The live snapshots, and the sizes of the files that they name, each once."""
+    """The live snapshots, and the sizes of the files that they name, each once.
+
+    version: another number whenever a snapshot has come or gone.
+    """
 
     def __init__(self) -> None:
         self._owners: dict[str, _Owner] = {}
@@ -63,6 +66,7 @@ class Ledger:
         self._numbers = itertools.count(1)
         self._pins: dict[str, int] = {}
         self.nbytes = 0
+        self.version = 0
 
     def __contains__(self, id: str) -> bool:
         return id in self._owners
@@ -84,6 +88,7 @@ class Ledger:
 
     def add(self, info: SnapshotInfo, chunks: Mapping[str, int], manifest_bytes: int) -> None:
         """A snapshot becomes live. chunks: name -> size of each file that it names."""
+        self.version += 1
         owner = _Owner(info, next(self._numbers), manifest_bytes, manifest_bytes, ())
         self._owners[info.id] = self._by_number[owner.number] = owner
         self.nbytes += manifest_bytes
@@ -105,6 +110,7 @@ class Ledger:
         owner = self._owners.pop(id, None)
         if owner is None:
             return []
+        self.version += 1
         del self._by_number[owner.number]
         self.nbytes -= owner.manifest_bytes
         for name in owner.chunks:

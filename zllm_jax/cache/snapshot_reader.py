@@ -115,7 +115,8 @@ class SnapshotReader:
 
         Whole pieces are read; those that reach over start or stop take a copy more, which a start at a multiple of the
         store's chunk_tokens spares. room: each token array of the stage, C-contiguous, at least stop - start long along
-        its token axis. Raises ValueError for anything else, StoreUnavailable when closed.
+        its token axis; it belongs to the reads until all are done. Raises ValueError for anything else,
+        StoreUnavailable when closed.
         """
         if self._closed:
             raise StoreUnavailable("the reader is closed")
@@ -128,12 +129,18 @@ class SnapshotReader:
         ]
         self.bytes_read += sum(piece.rows * arrays.row_bytes for piece in pieces)
         self._reads = [read for read in self._reads if not read.done()]
-        reads = []
-        for piece in pieces:
-            with store_errors("read", self._where):
-                reads.append(self._threads.submit(self._read, stage, piece, start, stop, room))
-            self._reads.append(reads[-1])
+        reads = [self._begin(stage, piece, start, stop, room) for piece in pieces]
+        self._reads += reads
         return Filling(reads)
+
+    def _begin(self, stage: int, piece: Piece, start: int, stop: int, room: Mapping[str, Array]) -> Future[None]:
+        """A read, or the failure to begin one: others into the same room may be under way."""
+        try:
+            return self._threads.submit(self._read, stage, piece, start, stop, room)
+        except RuntimeError as error:  # no more threads, or the store was closed
+            failed = Future[None]()
+            failed.set_exception(StoreUnavailable(f"cannot read {self._where}: {error}"))
+            return failed
 
     def fixed(self, stage: int) -> dict[str, Array]:
         """The fixed arrays of a stage, read and verified ({} without). Raises CorruptSnapshot, StoreUnavailable."""

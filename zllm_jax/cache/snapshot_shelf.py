@@ -59,7 +59,6 @@ class Shelf:
         self._max_bytes, self._grace_s, self._repair = max_bytes, grace_s, repair
         self._turn = threading.Lock()  # one thread at a time changes index and files
         self._passed: set[str] = set()  # manifests that stay out: deleted in vain, or of another version
-        self._foreign = False  # there are manifests of another version, which may name any chunk
         self._unread: set[str] = set()  # and those that could not be read last time
         self._stamp: object = None
         there = files.list(CHUNKS)
@@ -71,23 +70,17 @@ class Shelf:
         """Whether somebody else announced a change since the last refresh."""
         return self.files.changes() != self._stamp
 
-    def refresh(self, *, wait: bool) -> bool:
-        """See what other processes did; what is new and not whole is left out. False when another thread has the turn,
-        which may take as long as a disk or another process does, and `wait` is not wanted.
-        """
-        if not self._turn.acquire(blocking=wait):
-            return False
-        try:
+    def refresh(self) -> None:
+        """See what other processes did; what is new and not whole is left out."""
+        with self._turn:
             self._refresh()
-        finally:
-            self._turn.release()
-        return True
 
     @contextmanager
     def alone(self, passing: str = "") -> Iterator[None]:
         """Change files while no other thread or process does, knowing what they did before, but for `passing`."""
         with self._turn, self.files.exclusive():
-            self._passed.add(passing)
+            if passing:
+                self._passed.add(passing)
             if self.changed():
                 self._refresh()
             self._mend()
@@ -168,8 +161,8 @@ class Shelf:
 
     @property
     def _knows_all_names(self) -> bool:
-        """Whether no manifest could name a chunk that the ledger does not know of."""
-        return not (self._foreign or self._unread or self.broken)
+        """Whether no manifest that is left out may name chunks, for other versions, processes or moments."""
+        return not (self._passed or self._unread or self.broken)
 
     def _delete_chunks(self, names: Iterable[str]) -> None:
         """Remove files that no known snapshot names, unless an unknown one may."""
@@ -238,14 +231,14 @@ class Shelf:
         return bad, also
 
     def _serves(self, id: str, name: str) -> bool:
-        """Whether a chunk file is what a snapshot needs it to be."""
+        """Whether a chunk file is what a snapshot needs it to be. Raises StoreUnavailable where that cannot be told."""
         try:
             manifest, _ = self.open(id)
             chunks = ChunkFiles(self.files, manifest.tenant, lambda name: None)
             for file in manifest.files():
                 if file.name == name:
                     chunks.read(file)
-        except CacheError:
+        except CorruptSnapshot:
             return False
         return True
 
@@ -303,14 +296,13 @@ class Shelf:
     def _leave_out(self, id: str, error: CorruptSnapshot) -> None:
         if isinstance(error.__cause__, BadManifest) and error.__cause__.unknown_version:
             self._passed.add(id)
-            self._foreign = True
         else:
             self.broken[id] = str(error)
 
     def _mend(self) -> None:
         """The caller is alone: set aside what is broken, unless it is whole by now."""
         for id in list(self.broken) if self._repair else ():
-            del self.broken[id]
+            reason = self.broken.pop(id)
             try:
                 found = self.files.stat(manifest_path(id))
                 if found is not None:
@@ -319,7 +311,7 @@ class Shelf:
                     self.set_aside(id, self.broken.pop(id))
             except CacheError as error:
                 log.warning("snapshot %s is left where it is: %s", id, error)
-                self._passed.add(id)
+                self.broken[id] = reason
 
     def _start(self, there: Mapping[str, Stat]) -> None:
         """After the first look: speak of what an older version left, collect what crashes left."""

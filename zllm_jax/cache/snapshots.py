@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,20 @@ from zllm_jax.errors import CacheError, CorruptSnapshot, StoreStalled
 
 log = logging.getLogger(__name__)
 
+LOOK_S = 0.005  # how long a look at the store is waited for; one that takes longer counts for a later request
 REST_S = 30.0  # how long a snapshot that could not be read is left alone, and all of them when the store hangs
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What a look at the store found that was not in the index: tokens i32[S], or why they cannot be read."""
+
+    version: int
+    found: Mapping[str, np.ndarray | CacheError]
+
+
 class Snapshots:
-    """What `store` holds, to be looked up. All but `open` belong to the device's thread.
+    """What `store` holds, to be looked up. All but `open` belong to the device's thread, which waits for no file.
 
     truncatable: whether a state may be cut at any token.
     """
@@ -31,15 +41,18 @@ class Snapshots:
         self.store = store
         self._truncatable, self._clock = truncatable, clock
         self._thread = ThreadPoolExecutor(1, "zllm-tidy")  # deletes and quarantines, which may have to wait for a lock
+        self._eyes = ThreadPoolExecutor(1, "zllm-look")
+        self._looking: Future[_Seen | None] | None = None
+        self._version = -1  # of the store's list when it was last looked at
         self._hangs_until = clock()
-        self._leaving: dict[str, Future[None]] = {}
+        self._leaving: dict[str, Future[bool]] = {}
         self._held: Counter[str] = Counter()
         self._doomed: set[str] = set()  # to be deleted when nobody holds them
         self._index = PrefixIndex()
         self._meta: dict[str, Mapping[str, Any]] = {}
         self._resting: dict[str, float] = {}
         self._replaced: dict[str, Base] = {}  # by which snapshot, and how many of its first rows are the same
-        self.sync()
+        self.look_well()
 
     def __contains__(self, id: str) -> bool:
         return id in self._index
@@ -58,32 +71,78 @@ class Snapshots:
         return self._meta[id]
 
     def look(self) -> None:
-        """Note what other processes committed or deleted; costs one stat when they did not."""
-        now = self._clock()
-        rested = any(until <= now for until in self._resting.values())
+        """Note what other processes, and this one's threads, committed or deleted: now, or later if it takes long."""
+        if self._looking is None:
+            self._begin_look()
+        self._end_look(LOOK_S)
+
+    def look_well(self) -> None:
+        """The same, however long it takes."""
+        if self._looking is not None:
+            self._end_look(None)
+        self._begin_look()
+        self._end_look(None)
+
+    def _begin_look(self) -> None:
+        now, again = self._clock(), False
+        for id, work in list(self._leaving.items()):
+            if work.done():
+                del self._leaving[id]
+                again = True
+                if not work.result():
+                    self._resting[id] = now + REST_S
+        for id, until in list(self._resting.items()):
+            if until <= now:
+                del self._resting[id]
+                again = True
+        skip = {*self._resting, *self._leaving, *self._doomed}
+        self._looking = self._eyes.submit(self._see, skip, -1 if again else self._version)
+
+    def _end_look(self, wait_s: float | None) -> None:
+        assert self._looking is not None
+        if not wait([self._looking], wait_s).done:
+            return
+        looking, self._looking = self._looking, None
         try:
-            if self.store.changed():
-                if self.store.refresh(wait=False):
-                    self.sync()
-            elif rested or any(work.done() for work in self._leaving.values()):
-                self.sync()
+            seen = looking.result()
         except CacheError as error:
             log.warning("the snapshots in %s cannot be listed: %s", self.store.where, error)
+        else:
+            if seen is not None:
+                self._note(seen)
 
-    def sync(self) -> None:
-        """Index what the store lists, forget what it does not."""
-        now = self._clock()
-        self._resting = {id: until for id, until in self._resting.items() if until > now}
-        self._leaving = {id: work for id, work in self._leaving.items() if not work.done()}
+    def _see(self, skip: Collection[str], version: int) -> _Seen | None:
+        """Runs in its own thread. None when the store's list is still that of `version`."""
+        if self.store.changed():
+            self.store.refresh()
+        if self.store.version == version:
+            return None
+        version, found = self.store.version, dict[str, np.ndarray | CacheError]()
+        for info in self.store.list():
+            if info.id not in self._index and info.id not in skip:
+                try:
+                    found[info.id] = self.store.tokens(info.id)
+                except CacheError as error:
+                    found[info.id] = error
+        return _Seen(version, found)
+
+    def _note(self, seen: _Seen) -> None:
+        self._version = seen.version
+        there = self.forget_gone()
+        for id, tokens in seen.found.items():
+            if id not in there or id in self._index or id in self._resting or id in self._leaving or id in self._doomed:
+                continue
+            if isinstance(tokens, CacheError):
+                self.fail(id, tokens)
+            else:
+                self.add(there[id], tokens)
+
+    def forget_gone(self) -> Mapping[str, SnapshotInfo]:
+        """Forget what the store lists no more; what it lists. Touches no file."""
         there = {info.id: info for info in self.store.list()}
         for id in [id for id in self if id not in there]:
             self.forget(id)
-        for id, info in there.items():
-            if not (id in self._index or id in self._resting or id in self._leaving or id in self._doomed):
-                try:
-                    self.add(info, self.store.tokens(id))
-                except CacheError as error:
-                    self.fail(id, error)
+        return there
 
     def add(self, info: SnapshotInfo, tokens: np.ndarray) -> None:
         if info.id not in self._index:
@@ -95,9 +154,15 @@ class Snapshots:
         return self._index.longest(prompt, tenant)
 
     def usable(self, prompt: np.ndarray, tenant: str) -> Match | None:
-        """The longest prefix that can be reused."""
-        if self._clock() < self._hangs_until:
-            return None
+        """The longest prefix that can be reused; none while the store hangs."""
+        return self._reusable(prompt, tenant) if self._clock() >= self._hangs_until else None
+
+    def holds(self, tokens: np.ndarray, tenant: str) -> bool:
+        """Whether all of a state is there: as it is, or in one that goes on from it."""
+        found = self._reusable(tokens, tenant)
+        return found is not None and found.common == len(tokens)
+
+    def _reusable(self, prompt: np.ndarray, tenant: str) -> Match | None:
         return (self._index.longest if self._truncatable else self._index.longest_whole)(prompt, tenant)
 
     def base(self, base: Base | None) -> Base | None:
@@ -161,24 +226,29 @@ class Snapshots:
         """Wait for what is being deleted."""
         for work in self._leaving.values():
             work.result()
-        self.sync()
+        self.look_well()
 
     def close(self) -> None:
         """End the threads; what is being deleted is."""
         self._thread.shutdown(wait=True)
+        self._eyes.shutdown(wait=True)
         self.store.close()
 
-    def _quarantine(self, id: str, reason: str) -> None:
+    def _quarantine(self, id: str, reason: str) -> bool:
         try:
             self.store.quarantine(id, reason)
         except CacheError as error:
             log.warning("snapshot %s could not be quarantined: %s", id, error)
+            return False
+        return True
 
-    def _delete(self, id: str) -> None:
+    def _delete(self, id: str) -> bool:
         try:
             self.store.delete(id)
         except CacheError as error:
             log.warning("snapshot %s stays on disk: %s", id, error)
+            return False
+        return True
 
     def forget(self, id: str) -> None:
         if id in self._index:

@@ -21,8 +21,8 @@ from jax.sharding import Mesh
 from zllm_jax.buffers import RowLayout, aligned_empty
 from zllm_jax.config import Dtype, ModelConfig
 from zllm_jax.errors import DeviceLost
+from zllm_jax.memory import trim
 from zllm_jax.runtime import programs, transfer
-from zllm_jax.runtime.memory import trim
 from zllm_jax.runtime.models import architecture
 from zllm_jax.runtime.port import Capacity, Chunk, Copying, Drawn, Row
 from zllm_jax.runtime.sampling import Sampled

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from zllm_jax.config import Dtype, ModelConfig
 from zllm_jax.errors import BadCheckpoint
-from zllm_jax.runtime.memory import trim
+from zllm_jax.memory import trim
 from zllm_jax.runtime.models import architecture
 from zllm_jax.runtime.sharding import check_mesh, sharding
 from zllm_jax.runtime.specs import ArraySpec
