@@ -20,7 +20,7 @@ from zllm_jax.checkpoint import open_checkpoint
 from zllm_jax.dialect import ChatTemplate, Replay, Tokenizer, load_tokenizer
 from zllm_jax.dialect.remembered import MAX_ANSWERS
 from zllm_jax.dialect.replay import MAX_META_BYTES
-from zllm_jax.dialect.turns import Turn, keys
+from zllm_jax.dialect.turns import Turn, keys, owner_of
 
 FIRST_PIECE = 259
 VOCAB = 1000
@@ -465,7 +465,6 @@ def test_meta_is_bounded_and_prefers_the_newest() -> None:
         {"calls": (("id", "x" * 600_000, "{}"),)},
         {"calls": (("x", "", ""),) * 60_000},
         {"rest": "x" * 600_000},
-        {"request_id": "x" * 600_000},
     ],
 )
 def test_all_that_a_turn_holds_counts_in_meta(more: dict[str, Any]) -> None:
@@ -506,7 +505,7 @@ GOOD = {
             {"tokens": 11}, {"tokens": 2}, {"tokens": 10**30}, {"tokens": None},
             {"missing": [1]}, {"missing": "11"}, {"missing": [-1], "tokens": 11}, {"missing": [2**40], "tokens": 11},
             {"missing": ["a"], "tokens": 11}, {"missing": list(range(100)), "tokens": 110},
-            {"content": None}, {"key": 7}, {"rest": []}, {"request": {}}, {"owner": None},
+            {"content": None}, {"key": 7}, {"rest": []}, {"owner": None},
             {"calls": 3}, {"calls": [["a"]]}, {"calls": ["abcd"]},
         )),
     ],
@@ -577,3 +576,21 @@ def test_a_space_that_encoding_adds_is_never_put_in() -> None:
     assert replayed is not None
     assert replayed[: len(prompt) + len(sampled)] == [*prompt, *sampled]
     assert replay.prompt([USER, said("yes on"), THEN]) is None
+
+
+def test_two_tenants_may_choose_the_same_request_id() -> None:
+    talk, tokens = Talk(), np.arange(20, dtype=np.int32)
+    for tenant in ("a", "b"):
+        talk.replay._turns.keep(Turn(tenant, tokens, 10, f"said to {tenant}", request_id="r1", owner=owner_of(tenant)))
+    talk.replay.name_calls("r1", ["call-1"], "shown to a", tenant="a")
+    found = {turn.key: (turn.content, [call[0] for call in turn.calls]) for turn in talk.replay._turns.all()}
+    assert found == {"a": ("shown to a", ["call-1"]), "b": ("said to b", [])}
+
+
+def test_a_stored_turn_answers_no_request_of_this_process() -> None:
+    old, new, tokens = Talk(), Talk(), np.arange(20, dtype=np.int32)
+    old.replay._turns.keep(Turn("k", tokens, 10, "said", request_id="req-1"))
+    assert new.replay.recall(tokens, old.replay.meta(tokens)) == 1
+    new.replay.name_calls("req-1", ["call-1"], "shown")
+    (turn,) = new.replay._turns.all()
+    assert (turn.content, turn.calls) == ("said", ())

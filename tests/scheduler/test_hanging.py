@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.cache.faulty import Fault, FaultyFiles
 from tests.engine.talker import always_restore
 from tests.scheduler.device import PATIENCE_S, Bench, answer, result
 from tests.scheduler.test_restoring import Make, Shelf
-from zllm_jax.cache import SnapshotStore, restore, saver, snapshot_files
+from zllm_jax.cache import SnapshotStore, restore, saver, snapshot_files, snapshots
 from zllm_jax.cache.snapshot import namespace_key
 from zllm_jax.cache.snapshot_files import Blocks, open_files
 from zllm_jax.cache.snapshots import Snapshots
@@ -266,3 +267,73 @@ def test_what_is_on_disk_counts_as_saved_while_the_disk_rests(bench: Make, tmp_p
     (resident,) = one.cache._residents
     one.scheduler.call(lambda: one.cache._evictor.evict(resident))
     assert (one.cache.report()["saving"], len(one.cache._residents), one.cache.counters.dropped) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("verb", ["changes", "list", "exclusive"])
+def test_an_operator_is_not_kept_by_a_look_that_hangs(bench: Make, tmp_path: Path, monkeypatch: Any, verb: str) -> None:
+    monkeypatch.setattr(saver, "HANG_S", 0.2)
+    monkeypatch.setattr(snapshots, "PATIENCE_S", 0.2)
+    one, files = faulty(bench, tmp_path)
+    SnapshotStore(tmp_path, namespace="n", chunk_tokens=8).gc()  # tells the others that it was here
+    files.plant(Fault(verb, "slow", on=True))
+    one.run([1] * 20, 3)
+    one.scheduler.call(one.cache.evict)
+    one.scheduler.call(one.cache.forget)
+    assert one.run([2] * 20, 3)[0] == answer([2] * 20, 3)
+    files.gate.set()
+
+
+def test_an_old_look_does_not_stand_for_a_new_one(bench: Make, tmp_path: Path) -> None:
+    """It ended long ago, and nobody asked for what it saw."""
+    one, files = faulty(bench, tmp_path, num_pages=32)
+    other = bench(SnapshotStore(tmp_path, namespace="n", chunk_tokens=8))
+    files.plant(Fault("changes", "slow"))
+    one.run([1] * 20, 3)
+    assert tier_of(one)._looking is not None
+    files.gate.set()
+    told = [3, *range(19)]
+    other.run(told, 3)
+    other.scheduler.call(other.cache.evict)
+    assert wait([tier_of(one)._looking], PATIENCE_S).done  # type: ignore[list-item]
+    assert one.run(continued(told), 2)[1].usage.tier is Tier.DISK
+
+
+def test_what_is_forgotten_while_it_is_saved_does_not_come_back(bench: Make, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(saver, "HANG_S", 0.2)
+    one, files = faulty(bench, tmp_path)
+    one.run([1] * 20, 3)
+    files.plant(Fault("write", "slow", on=True))
+    one.scheduler.call(one.cache.evict)
+    one.scheduler.call(one.cache.forget)
+    files.gate.set()
+    while one.cache.report()["saving"]:
+        one.scheduler.call(one.cache.advance)
+    one.scheduler.call(tier_of(one).settle)
+    assert (tier_of(one).store.list(), list(tier_of(one))) == ([], [])
+
+
+def test_a_slow_store_does_not_hang(bench: Make, tmp_path: Path, monkeypatch: Any) -> None:
+    """Each piece takes its time, and all together more than anybody would wait for one."""
+    monkeypatch.setattr(saver, "HANG_S", 0.4)
+    one, files = faulty(bench, tmp_path, num_pages=64, max_pages=64)
+    write = files.write
+
+    def slowly(path: str, data: Any) -> Any:
+        time.sleep(0.06)
+        return write(path, data)
+
+    files.write = slowly  # type: ignore[method-assign]
+    one.run([*range(80)], 3)
+    began = time.monotonic()
+    one.scheduler.call(one.cache.evict)
+    assert time.monotonic() - began > 0.4
+    assert (one.cache.counters.dropped, len(tier_of(one).store.list())) == (0, 1)
+
+
+def test_closing_does_not_wait_for_ever(bench: Make, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(saver, "HANG_S", 0.2)
+    one, files = faulty(bench, tmp_path)
+    one.run([1] * 20, 3)
+    files.plant(Fault("write", "slow", on=True))
+    one.scheduler.close(save=True)
+    files.gate.set()

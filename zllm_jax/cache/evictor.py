@@ -148,6 +148,11 @@ class Evictor:
             self._leave(one, "dropped")
         return bool(leaving)
 
+    def give_up(self) -> None:
+        """Nothing that is being saved is wanted any more."""
+        if self._saver is not None:
+            self._saver.give_up()
+
     def drain(self) -> None:
         """Wait until nothing is being saved, or the store hangs."""
         while self._saver is not None:
@@ -161,6 +166,10 @@ class Evictor:
     def _note(self, saved: Saved) -> None:
         one, info = saved.one, saved.info
         assert self._snapshots is not None
+        if saved.unwanted:
+            if info is not None:
+                self._snapshots.delete(info.id)
+            return
         if info is None:
             if one.here and saved.error is not None:
                 self._note_unsaved(one, saved.error)

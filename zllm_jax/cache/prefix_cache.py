@@ -27,7 +27,7 @@ from zllm_jax.cache.restore import Restoring, Rooms
 from zllm_jax.cache.saver import Saver
 from zllm_jax.cache.snapshot import Base, SnapshotStore
 from zllm_jax.cache.snapshots import Snapshots
-from zllm_jax.errors import CacheError
+from zllm_jax.errors import CacheError, StoreStalled
 from zllm_jax.metrics import Metrics
 from zllm_jax.values import Tier
 
@@ -44,7 +44,8 @@ class PrefixCache:
 
     store: the second tier, or None. prefix_rounds: of a state that cannot be cut, how many earlier turns of a
     conversation stay reusable. staged: a restored stage may compute before the others are there.
-    wake: called from any thread when `advance` may get further.
+
+    Its attribute `wake` is called from any thread when `advance` may get further.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class PrefixCache:
         assert self._snapshots is not None
         assert lease.base is not None
         self.counters.failed_restores += 1
-        if lease.base.id in self._snapshots:
+        if lease.base.id in self._snapshots or isinstance(error, StoreStalled):
             self._snapshots.fail(lease.base.id, error)
         lease.counted = True  # its request looks up again
         self.abort(lease)
@@ -256,6 +257,8 @@ class PrefixCache:
 
     def forget(self, *, keep_disk: bool = False) -> None:
         """Drop both tiers, or only what is in device memory: unsaved."""
+        if not keep_disk:
+            self._evictor.give_up()
         self._evictor.drain()
         for one in self._residents:
             self._residents.drop(one)

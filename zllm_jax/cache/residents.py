@@ -72,10 +72,6 @@ class Residents:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    @property
-    def index_bytes(self) -> int:
-        return self._index.nbytes
-
     def get(self, id: str) -> Resident | None:
         return self._by_id.get(id)
 

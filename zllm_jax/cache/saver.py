@@ -23,7 +23,6 @@ from zllm_jax.buffers import RowLayout, tokens_of
 from zllm_jax.cache.residents import Resident
 from zllm_jax.cache.snapshot import Base, SnapshotInfo, SnapshotStore, SnapshotWriter
 from zllm_jax.errors import CacheError
-from zllm_jax.memory import trim
 
 if TYPE_CHECKING:
     from zllm_jax.runtime import Backend
@@ -31,20 +30,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 IN_FLIGHT_BYTES = 64 << 20  # copied out of the device and not yet given to the store
-TRIM_EVERY_S = 30.0  # a save's buffers leave holes in the C library's heaps: 300 MB of them after some hundred saves
 HANG_S = 30.0  # without any progress, memory is worth more than what could be saved
 Meta = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Saved:
-    """How the save of a conversation ended: `info`, or the error."""
+    """How the save of a conversation ended: `info`, or the error. unwanted: it was given up, too late perhaps."""
 
     one: Resident
     info: SnapshotInfo | None
     error: CacheError | None
     seconds: float
     bytes_written: int
+    unwanted: bool
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,7 @@ class _Job:
     started: float = field(default_factory=time.perf_counter)
     info: SnapshotInfo | None = None
     error: CacheError | None = None
+    unwanted: bool = False
 
 
 class Saver:
@@ -143,10 +143,19 @@ class Saver:
                     return
                 self._changed.wait(None if at is None else at - time.perf_counter())
 
+    def give_up(self) -> None:
+        """Nothing that is under way is wanted any more."""
+        for job in self._jobs.values():
+            job.unwanted, job.error = True, job.error or CacheError("it is not wanted any more")
+
     def close(self) -> None:
-        """End the thread; saves under way are given up, and nothing of them stays."""
+        """End the thread; saves under way are given up, and nothing of them stays, unless the store hangs."""
+        self.give_up()
         self._queue.put(None)
-        self._thread.join()
+        self._thread.join(HANG_S)
+        if self._thread.is_alive():
+            log.warning("%s takes nothing: what is half written there is collected at a later start", self._store.where)
+            return
         for job in self._jobs.values():
             if job.writer is not None:
                 job.writer.abort()
@@ -175,8 +184,8 @@ class Saver:
         return groups
 
     def _dispatch(self, job: _Job, group: _Group) -> None:
-        if not job.one.here:  # a longer conversation took its place: its pages may be another's by now
-            job.error = CacheError("a longer conversation took its place")
+        if not job.one.here:  # its pages may be another's by now
+            job.error = CacheError("it has left device memory")
             return
         try:
             rows = self._read(job.one, group)
@@ -204,22 +213,18 @@ class Saver:
             del self._jobs[job.one.id]
             seconds = time.perf_counter() - job.started
             written = job.writer.bytes_written if job.writer is not None else 0
-            out.append(Saved(job.one, job.info, job.error, seconds, written))
+            out.append(Saved(job.one, job.info, job.error, seconds, written, job.unwanted))
         return out
 
     # -- the writing thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        trimmed = time.perf_counter()
         while (work := self._queue.get()) is not None:
             work()
             del work  # and the rows that it holds
             with self._changed:
                 self._given -= 1
                 self._moved = time.perf_counter()
-            if self._queue.empty() and self._moved - trimmed > TRIM_EVERY_S:
-                trim()
-                trimmed = time.perf_counter()
 
     def _open(self, job: _Job, meta: Meta) -> None:
         with self._failure_ends(job):

@@ -275,8 +275,7 @@ class SnapshotStore:
         if not held:
             return
         try:
-            with self._shelf.alone(passing=id):
-                self._shelf.discard(id, written)
+            self._shelf.discard(id, written)
         except CacheError as error:
             log.warning("files of the unfinished snapshot %s stay until they are collected: %s", id, error)
 

@@ -124,6 +124,10 @@ class Ledger:
                 del self._chunks[name]
         return self.unused(owner.chunks)
 
+    def chunks(self, id: str) -> tuple[str, ...]:
+        """What a live snapshot names; () for another."""
+        return self._owners[id].chunks if id in self._owners else ()
+
     def pin(self, name: str) -> None:
         """Keep a chunk that a snapshot on its way will name."""
         self._pins[name] = self._pins.get(name, 0) + 1

@@ -58,7 +58,8 @@ class Shelf:
         self.underway: dict[str, Underway] = {}
         self._max_bytes, self._grace_s, self._repair = max_bytes, grace_s, repair
         self._turn = threading.Lock()  # one thread at a time changes index and files
-        self._passed: set[str] = set()  # manifests that stay out: deleted in vain, or of another version
+        self._undeleted: dict[str, Collection[str]] = {}  # manifests to delete, with the chunks that they may name
+        self._passed: set[str] = set()  # manifests of another version, which may name any chunk
         self._unread: set[str] = set()  # and those that could not be read last time
         self._stamp: object = None
         there = files.list(CHUNKS)
@@ -76,11 +77,9 @@ class Shelf:
             self._refresh()
 
     @contextmanager
-    def alone(self, passing: str = "") -> Iterator[None]:
-        """Change files while no other thread or process does, knowing what they did before, but for `passing`."""
+    def alone(self) -> Iterator[None]:
+        """Change files while no other thread or process does, knowing what they did before."""
         with self._turn, self.files.exclusive():
-            if passing:
-                self._passed.add(passing)
             if self.changed():
                 self._refresh()
             self._mend()
@@ -145,18 +144,21 @@ class Shelf:
     def remove(self, id: str) -> None:
         """The caller is alone: delete a snapshot's manifest, then the chunks that it alone named."""
         with self.lock:
-            unused = self.ledger.remove(id)
-        self._passed.add(id)
-        self.files.delete(manifest_path(id))
-        self._passed.discard(id)
-        self._delete_chunks(unused)
+            self._undeleted[id] = self.ledger.chunks(id)
+            self.ledger.remove(id)
+        self._finish_deleting(id)
 
     def discard(self, id: str, written: Collection[str]) -> None:
-        """The caller is alone, passing `id`: nothing stays of a snapshot whose commit failed, or was not tried."""
-        self.files.delete(manifest_path(id))  # its write may have failed after the rename
-        self._passed.discard(id)
+        """Nothing stays of a snapshot whose commit failed, or was not tried."""
         with self.lock:
-            unused = self.ledger.unused(written)
+            self._undeleted[id] = tuple(written)  # the write of its manifest may have failed after the rename
+        with self.alone():
+            pass
+
+    def _finish_deleting(self, id: str) -> None:
+        self.files.delete(manifest_path(id))
+        with self.lock:
+            unused = self.ledger.unused(self._undeleted.pop(id))
         self._delete_chunks(unused)
 
     @property
@@ -165,9 +167,14 @@ class Shelf:
         return not (self._passed or self._unread or self.broken)
 
     def _delete_chunks(self, names: Iterable[str]) -> None:
-        """Remove files that no known snapshot names, unless an unknown one may."""
-        if self._knows_all_names:
-            for name in names:
+        """Remove files that no known snapshot names, unless one that is left out may."""
+        if not self._knows_all_names:
+            log.warning("files stay in %s, whatever its quota: what is left out may need them", self.files.where)
+            return
+        with self.lock:
+            needed = {name for chunks in self._undeleted.values() for name in chunks}
+        for name in names:
+            if name not in needed:
                 self.files.delete(chunk_path(name))
 
     def admit(self, manifest: Manifest, chunks: Mapping[str, int], manifest_bytes: int, used_s: float) -> SnapshotInfo:
@@ -202,12 +209,15 @@ class Shelf:
         except CacheError:
             chunks = ()
         bad, also = self._really_bad(id, [name for name in chunks if name in self.bad])
+        gone = (id, *also)
         with self.lock:
-            unused = [name for other in (id, *also) for name in self.ledger.remove(other)]
-        self._passed.update((id, *also))
-        paths = [*map(manifest_path, (id, *also)), *map(chunk_path, bad)]
+            self._undeleted |= {other: self.ledger.chunks(other) or chunks for other in gone}  # should this fail
+            unused = [name for other in gone for name in self.ledger.remove(other)]
+        paths = [*map(manifest_path, gone), *map(chunk_path, bad)]
         target = self.files.set_aside(paths, id, reason)
-        self._passed.difference_update((id, *also))
+        with self.lock:
+            for other in gone:
+                del self._undeleted[other]
         self.bad.difference_update(bad)
         self._delete_chunks(unused)
         log.warning("snapshot %s in %s is out of service (%s): %s", id, self.files.where, target, reason)
@@ -269,7 +279,7 @@ class Shelf:
         self._passed &= found.keys()
         self.broken = {id: reason for id, reason in self.broken.items() if id in found}
         self._unread.clear()
-        for id in found.keys() - known.keys() - self._passed - self.broken.keys():
+        for id in found.keys() - known.keys() - self._passed - self.broken.keys() - self._undeleted.keys():
             self._look_at(id, found[id], there)
         self._stamp = stamp
 
@@ -300,7 +310,12 @@ class Shelf:
             self.broken[id] = str(error)
 
     def _mend(self) -> None:
-        """The caller is alone: set aside what is broken, unless it is whole by now."""
+        """The caller is alone: delete what could not be deleted, set aside what is broken unless it is whole by now."""
+        for id in list(self._undeleted):
+            try:
+                self._finish_deleting(id)
+            except CacheError as error:
+                log.warning("snapshot %s is not deleted yet: %s", id, error)
         for id in list(self.broken) if self._repair else ():
             reason = self.broken.pop(id)
             try:
@@ -331,7 +346,8 @@ class Shelf:
         if not self._knows_all_names:
             return ()
         with self.lock:
-            unused = self.ledger.unused(name for name in there if _OURS.fullmatch(name))
+            needed = {name for chunks in self._undeleted.values() for name in chunks}
+            unused = self.ledger.unused(name for name in there if _OURS.fullmatch(name) and name not in needed)
         found = {chunk_path(name): there[name] for name in unused}
         manifests = self.files.list(MANIFESTS).items()
         found |= {manifest_path(name): stat for name, stat in manifests if _HALF.fullmatch(name)}

@@ -19,6 +19,7 @@ from zllm_jax.errors import CacheError, CorruptSnapshot, StoreStalled
 
 log = logging.getLogger(__name__)
 
+PATIENCE_S = 30.0  # of an operator
 LOOK_S = 0.005  # how long a look at the store is waited for; one that takes longer counts for a later request
 REST_S = 30.0  # how long a snapshot that could not be read is left alone, and all of them when the store hangs
 
@@ -60,10 +61,6 @@ class Snapshots:
     def __iter__(self) -> Iterator[str]:
         return (str(key) for key in self._index)
 
-    @property
-    def index_bytes(self) -> int:
-        return self._index.nbytes
-
     def tokens(self, id: str) -> np.ndarray:
         return self._index.tokens(id)
 
@@ -72,16 +69,19 @@ class Snapshots:
 
     def look(self) -> None:
         """Note what other processes, and this one's threads, committed or deleted: now, or later if it takes long."""
-        if self._looking is None:
-            self._begin_look()
-        self._end_look(LOOK_S)
+        self._look(0.0, LOOK_S)
 
     def look_well(self) -> None:
-        """The same, however long it takes."""
+        """The same, with patience."""
+        self._look(PATIENCE_S, PATIENCE_S)
+
+    def _look(self, old_s: float, new_s: float) -> None:
+        """End the look that is under way, then look anew: what an old one saw may be long ago."""
         if self._looking is not None:
-            self._end_look(None)
-        self._begin_look()
-        self._end_look(None)
+            self._end_look(old_s)
+        if self._looking is None:
+            self._begin_look()
+            self._end_look(new_s)
 
     def _begin_look(self) -> None:
         now, again = self._clock(), False
@@ -98,7 +98,7 @@ class Snapshots:
         skip = {*self._resting, *self._leaving, *self._doomed}
         self._looking = self._eyes.submit(self._see, skip, -1 if again else self._version)
 
-    def _end_look(self, wait_s: float | None) -> None:
+    def _end_look(self, wait_s: float) -> None:
         assert self._looking is not None
         if not wait([self._looking], wait_s).done:
             return
@@ -223,9 +223,8 @@ class Snapshots:
             self._leaving[id] = self._thread.submit(self._delete, id)
 
     def settle(self) -> None:
-        """Wait for what is being deleted."""
-        for work in self._leaving.values():
-            work.result()
+        """Wait, with patience, for what is being deleted."""
+        wait(self._leaving.values(), PATIENCE_S)
         self.look_well()
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ class Remembered:
         self._of: dict[str, OrderedDict[int, Turn]] = {}  # the same, of each owner
         self._bytes_of: dict[str, int] = {}
         self._by_key: dict[str, list[Turn]] = {}
-        self._by_request: dict[str, Turn] = {}
+        self._by_request: dict[tuple[str, str], Turn] = {}  # of this process: callers choose their ids
         self.nbytes = 0
 
     def __len__(self) -> int:
@@ -56,13 +56,14 @@ class Remembered:
             self._by_key.setdefault(turn.key, []).append(turn)
             self._turns[id(turn)] = self._of.setdefault(turn.owner, OrderedDict())[id(turn)] = turn
             self._bytes_of[turn.owner] = self._bytes_of.get(turn.owner, 0) + turn.nbytes
-            self._by_request[turn.request_id] = turn
+            if turn.request_id:
+                self._by_request[turn.owner, turn.request_id] = turn
             self.nbytes += turn.nbytes
 
-    def take(self, request_id: str) -> Turn | None:
-        """The turn that answered a request, which is forgotten."""
+    def take(self, owner: str, request_id: str) -> Turn | None:
+        """The turn that answered a request of an owner, which is forgotten."""
         with self._lock:
-            turn = self._by_request.get(request_id)
+            turn = self._by_request.get((owner, request_id))
             if turn is not None:
                 self._forget(turn)
             return turn
@@ -87,8 +88,8 @@ class Remembered:
         if not self._of[turn.owner]:
             del self._of[turn.owner], self._bytes_of[turn.owner]
         self.nbytes -= turn.nbytes
-        if self._by_request.get(turn.request_id) is turn:
-            del self._by_request[turn.request_id]
+        if self._by_request.get((turn.owner, turn.request_id)) is turn:
+            del self._by_request[turn.owner, turn.request_id]
         left = self._by_key[turn.key]
         left.remove(turn)
         if not left:

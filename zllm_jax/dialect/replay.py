@@ -87,7 +87,9 @@ class Replay:
         *_, key = keys(messages, tools, tenant)
         self._turns.keep(Turn(key, ids, len(prompt), content, rest, request_id=request_id, owner=owner_of(tenant)))
 
-    def name_calls(self, request_id: str, calls: Sequence[str | Message], content: str = "") -> None:
+    def name_calls(
+        self, request_id: str, calls: Sequence[str | Message], content: str = "", *, tenant: str = ""
+    ) -> None:
         """The client was given calls, and `content` beside them, in place of a remembered answer's text.
 
         calls: in OpenAI's shape, so that a changed argument is noticed; or only their ids. A turn that is not
@@ -96,7 +98,7 @@ class Replay:
         made = tuple(
             call for one in calls for call in (((one, "", ""),) if isinstance(one, str) else calls_of_one(one))
         )
-        turn = self._turns.take(request_id)
+        turn = self._turns.take(owner_of(tenant), request_id)
         if turn is not None:
             self._turns.keep(replace(turn, calls=made, content=content))
 
@@ -248,7 +250,6 @@ def _entry(turn: Turn, tokens: np.ndarray) -> dict[str, Any]:
         "content": turn.content,
         "rest": turn.rest,
         "calls": [list(call) for call in turn.calls],
-        "request": turn.request_id,
         "owner": turn.owner,
     }
 
@@ -256,16 +257,16 @@ def _entry(turn: Turn, tokens: np.ndarray) -> dict[str, Any]:
 def _turn(tokens: np.ndarray, entry: Mapping[str, Any], vocab_size: int) -> Turn:
     """A turn as `Replay.meta` wrote it. Raises what a malformed one causes."""
     num_prompt, num_tokens, missing = entry["prompt"], entry["tokens"], entry["missing"]
-    texts = [entry[name] for name in ("key", "content", "rest", "request", "owner")]
+    texts = [entry[name] for name in ("key", "content", "rest", "owner")]
     if not (isinstance(num_prompt, int) and isinstance(num_tokens, int) and isinstance(missing, list)):
         raise TypeError("prompt and tokens must be integers, missing a list")
     if not all(isinstance(text, str) for text in texts):
-        raise TypeError("key, content, rest, request and owner must be texts")
+        raise TypeError("key, content, rest and owner must be texts")
     if len(missing) > _MAX_MISSING or not 0 < num_prompt <= num_tokens == min(num_tokens, len(tokens)) + len(missing):
         raise ValueError(f"{num_prompt} of {num_tokens} tokens, {len(missing)} missing, in a state of {len(tokens)}")
     ids = np.concatenate([tokens[:num_tokens], np.asarray(missing, np.int32)])  # a view would keep all of the state's
     if not 0 <= ids.min() <= ids.max() < vocab_size:
         raise ValueError(f"ids from {ids.min()} to {ids.max()}, must be in [0, {vocab_size})")
     calls = tuple((str(id), str(name), str(arguments)) for id, name, arguments in entry["calls"])
-    key, content, rest, request, owner = texts
-    return Turn(key, ids, num_prompt, content, rest, calls, request, owner)
+    key, content, rest, owner = texts
+    return Turn(key, ids, num_prompt, content, rest, calls, owner=owner)

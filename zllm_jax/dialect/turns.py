@@ -29,7 +29,7 @@ class Turn:
     key: names the messages before it (`keys`). ids: i32[S], the prompt and the sampled ids without EOS; num_prompt: how
     many are the prompt's. content: the text that the client was given. rest: the end of it that no whole id covers,
     because a stop sequence began inside an id. calls: the calls that the client was given. request_id: of the request
-    that it answered. owner: names its tenant (`owner_of`).
+    of this process that it answered. owner: names its tenant (`owner_of`).
     """
 
     key: str

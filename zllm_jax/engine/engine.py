@@ -126,13 +126,15 @@ class Engine:
         """How many prompt tokens the model would see: exact, by the same template and tokenizer."""
         return len(self._prompt(_neutral(request)))
 
-    def name_calls(self, request_id: str, calls: Sequence[str | Message], content: str = "") -> None:
+    def name_calls(
+        self, request_id: str, calls: Sequence[str | Message], content: str = "", *, tenant: str = ""
+    ) -> None:
         """A finished request's client was given calls, and `content` beside them, in place of the envelope's text.
 
         calls: in OpenAI's shape, or only their ids. When they come back, however spelled, the sampled ids are replayed.
         """
         if self._replay is not None:
-            self._replay.name_calls(request_id, calls, content)
+            self._replay.name_calls(request_id, calls, content, tenant=tenant)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for (empty without a tokenizer)."""
