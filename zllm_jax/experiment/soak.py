@@ -25,6 +25,7 @@ from zllm_jax.experiment.plots import Figure
 from zllm_jax.experiment.restore_overlap_show import percentile
 from zllm_jax.experiment.results import Check, Results
 from zllm_jax.experiment.texts import PromptSource
+from zllm_jax.memory import allocated_bytes
 from zllm_jax.values import Envelope, Request, Sampling, Status
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ class _Crowd:
                 {
                     "t_s": elapsed,
                     "rss_mb": _resident_bytes() / MB,
+                    "allocated_mb": allocated_bytes() / MB,
                     "requests": sum(self.statuses.values()),
                     "device_mb": report["device_bytes"] / MB,
                     "disk_mb": report["disk_bytes"] / MB,
@@ -197,13 +199,13 @@ class _Crowd:
             self.vandalised += 1
 
 
-def growth_mb_min(rows: Sequence[Mapping[str, Any]], warmup_share: float) -> float:
-    """Slope of resident memory over time after the warm-up, by least squares, in MB a minute."""
+def growth_mb_min(rows: Sequence[Mapping[str, Any]], warmup_share: float, key: str = "rss_mb") -> float:
+    """Slope of memory over time after the warm-up, by least squares, in MB a minute."""
     flat = rows[int(len(rows) * warmup_share) :]
     if len(flat) < 2:
         return 0.0
     t = [row["t_s"] / 60 for row in flat]
-    m = [row["rss_mb"] for row in flat]
+    m = [row[key] for row in flat]
     mean_t, mean_m = sum(t) / len(t), sum(m) / len(m)
     spread = sum((one - mean_t) ** 2 for one in t)
     slope: float = sum((a - mean_t) * (b - mean_m) for a, b in zip(t, m, strict=True)) / spread
@@ -229,6 +231,7 @@ def _summarise(
             "ttft_p99_s": percentile(crowd.ttft_s, 99) if crowd.ttft_s else None,
             "rss_growth_mb_min": growth_mb_min(rows, settings.warmup_share),
             "rss_last_mb": rows[-1]["rss_mb"] if rows else None,
+            "allocated_growth_mb_min": growth_mb_min(rows, settings.warmup_share, "allocated_mb"),
         }
     )
 
@@ -258,6 +261,7 @@ def _checks(crowd: _Crowd, summary: Mapping[str, Any], left: Mapping[str, Any], 
 def _notes(settings: Settings) -> list[str]:
     return [
         f"The first {settings.warmup_share:.0%} of the time count as warm-up for the slope of memory.",
+        "Allocated is what the C library has given out; the rest of the process's memory it keeps for later.",
         "A vandalised file makes a look-up miss; it must never make a request fail.",
     ]
 
@@ -279,10 +283,12 @@ def _draw(canvas: Canvas, rows: Sequence[Mapping[str, Any]]) -> None:
     t = [row["t_s"] / 60 for row in rows]
     for key, words, colour in (
         ("rss_mb", "process (RSS)", plots.BLACK),
+        ("allocated_mb", "allocated", plots.GREEN),
         ("disk_mb", "second tier, on disk", plots.ORANGE),
         ("device_mb", "state in device memory", plots.BLUE),
     ):
-        axes.plot(t, [row[key] for row in rows], color=colour, label=words)
+        if key in rows[0]:
+            axes.plot(t, [row[key] for row in rows], color=colour, label=words)
     axes.set(xlabel="minutes", ylabel="MB", ylim=(0, None))
     axes.legend()
 
