@@ -337,3 +337,30 @@ def test_closing_does_not_wait_for_ever(bench: Make, tmp_path: Path, monkeypatch
     files.plant(Fault("write", "slow", on=True))
     one.scheduler.close(save=True)
     files.gate.set()
+
+
+def test_what_is_being_deleted_is_not_indexed_by_a_look_that_began_before(bench: Make, tmp_path: Path) -> None:
+    one, files = faulty(bench, tmp_path)
+    other = bench(SnapshotStore(tmp_path, namespace="n", chunk_tokens=8))
+    other.run([3] * 20, 3)
+    other.scheduler.call(other.cache.evict)
+    tier = tier_of(one)
+    files.plant(Fault("read", "slow", at=1))  # the first is of who lists it, the second of who indexes it
+    one.scheduler.call(tier.look)
+    assert tier._looking is not None
+    while not tier.store.list():
+        time.sleep(0.001)
+    (info,) = tier.store.list()
+
+    def delete() -> None:
+        with others.exclusive():
+            tier.delete(info.id)
+            files.gate.set()
+            assert wait([tier._looking], PATIENCE_S).done  # type: ignore[list-item]
+            tier._end_look(0.0)
+            assert (list(tier), list(tier._leaving)) == ([], [info.id])
+
+    others = open_files(tmp_path, namespace_key("n"))
+    one.scheduler.call(delete)
+    one.scheduler.call(tier.settle)
+    assert (list(tier), tier.store.list()) == ([], [])

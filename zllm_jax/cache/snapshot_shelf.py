@@ -58,7 +58,7 @@ class Shelf:
         self.underway: dict[str, Underway] = {}
         self._max_bytes, self._grace_s, self._repair = max_bytes, grace_s, repair
         self._turn = threading.Lock()  # one thread at a time changes index and files
-        self._undeleted: dict[str, Collection[str]] = {}  # manifests to delete, with the chunks that they may name
+        self._undeleted: dict[str, Collection[str]] = {}  # manifests to delete, and what they pin until then
         self._passed: set[str] = set()  # manifests of another version, which may name any chunk
         self._unread: set[str] = set()  # and those that could not be read last time
         self._stamp: object = None
@@ -144,22 +144,34 @@ class Shelf:
     def remove(self, id: str) -> None:
         """The caller is alone: delete a snapshot's manifest, then the chunks that it alone named."""
         with self.lock:
-            self._undeleted[id] = self.ledger.chunks(id)
-            self.ledger.remove(id)
+            self._condemn(id, self.ledger.chunks(id))
         self._finish_deleting(id)
 
     def discard(self, id: str, written: Collection[str]) -> None:
         """Nothing stays of a snapshot whose commit failed, or was not tried."""
         with self.lock:
-            self._undeleted[id] = tuple(written)  # the write of its manifest may have failed after the rename
+            self._condemn(id, written)  # the write of its manifest may have failed after the rename
         with self.alone():
             pass
 
+    def _condemn(self, id: str, chunks: Collection[str]) -> None:
+        """A manifest is to go. While it is there it may still name its chunks. The caller holds `lock`."""
+        self.ledger.remove(id)
+        if id not in self._undeleted:
+            self._undeleted[id] = tuple(chunks)
+            for name in chunks:
+                self.ledger.pin(name)
+
     def _finish_deleting(self, id: str) -> None:
         self.files.delete(manifest_path(id))
+        self._delete_chunks(self._bury(id))
+
+    def _bury(self, id: str) -> Sequence[str]:
+        """A condemned manifest is gone: the chunks that nobody names now."""
         with self.lock:
-            unused = self.ledger.unused(self._undeleted.pop(id))
-        self._delete_chunks(unused)
+            chunks = self._undeleted.pop(id)
+            self.ledger.unpin(chunks)
+            return self.ledger.unused(chunks)
 
     @property
     def _knows_all_names(self) -> bool:
@@ -171,11 +183,8 @@ class Shelf:
         if not self._knows_all_names:
             log.warning("files stay in %s, whatever its quota: what is left out may need them", self.files.where)
             return
-        with self.lock:
-            needed = {name for chunks in self._undeleted.values() for name in chunks}
         for name in names:
-            if name not in needed:
-                self.files.delete(chunk_path(name))
+            self.files.delete(chunk_path(name))
 
     def admit(self, manifest: Manifest, chunks: Mapping[str, int], manifest_bytes: int, used_s: float) -> SnapshotInfo:
         """List a snapshot that is whole."""
@@ -210,14 +219,13 @@ class Shelf:
             chunks = ()
         bad, also = self._really_bad(id, [name for name in chunks if name in self.bad])
         gone = (id, *also)
+        gone = (id, *also)
         with self.lock:
-            self._undeleted |= {other: self.ledger.chunks(other) or chunks for other in gone}  # should this fail
-            unused = [name for other in gone for name in self.ledger.remove(other)]
+            for other in gone:  # to be deleted later, should this fail
+                self._condemn(other, self.ledger.chunks(other) or chunks)
         paths = [*map(manifest_path, gone), *map(chunk_path, bad)]
         target = self.files.set_aside(paths, id, reason)
-        with self.lock:
-            for other in gone:
-                del self._undeleted[other]
+        unused = [name for other in gone for name in self._bury(other)]
         self.bad.difference_update(bad)
         self._delete_chunks(unused)
         log.warning("snapshot %s in %s is out of service (%s): %s", id, self.files.where, target, reason)
@@ -346,8 +354,7 @@ class Shelf:
         if not self._knows_all_names:
             return ()
         with self.lock:
-            needed = {name for chunks in self._undeleted.values() for name in chunks}
-            unused = self.ledger.unused(name for name in there if _OURS.fullmatch(name) and name not in needed)
+            unused = self.ledger.unused(name for name in there if _OURS.fullmatch(name))
         found = {chunk_path(name): there[name] for name in unused}
         manifests = self.files.list(MANIFESTS).items()
         found |= {manifest_path(name): stat for name, stat in manifests if _HALF.fullmatch(name)}
