@@ -312,7 +312,7 @@ def test_what_others_broke_is_set_aside_by_who_is_alone(tmp_path: Path, monkeypa
     assert_saved(two, good.id, TOKENS, 1)
 
 
-@pytest.mark.parametrize("fault", [("read", 1), ("read", 2), ("stat", 0), ("read_into", 0)])
+@pytest.mark.parametrize("fault", [("read", 1), ("stat", 0), ("read_into", 0)])
 def test_who_cannot_be_asked_is_not_set_aside_with_a_liar(tmp_path: Path, fault: tuple[str, int]) -> None:
     store = open_store(tmp_path)
     honest, liar = save(store, TOKENS, tenant="a"), save(store, TOKENS, 1, tenant="b")
@@ -321,7 +321,7 @@ def test_who_cannot_be_asked_is_not_set_aside_with_a_liar(tmp_path: Path, fault:
     files = FaultyFiles(store._files)
     again = open_store(files)
     with pytest.raises(CorruptSnapshot):
-        load_whole(again, liar.id, layout())
+        again.verify(liar.id)  # finds one bad file
     files.plant(Fault(fault[0], "EIO", at=fault[1]))
     with suppress(StoreUnavailable):
         again.quarantine(liar.id, "a lie")

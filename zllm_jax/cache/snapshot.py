@@ -263,7 +263,11 @@ class SnapshotStore:
             except CorruptSnapshot as error:
                 raise StoreUnavailable(f"a file to share has gone, write without a base: {error}") from error
             self._shelf.make_room(manifest.id, chunks, len(data))
-            self._files.write(manifest_path(manifest.id), data).wait()
+            try:
+                self._files.write(manifest_path(manifest.id), data).wait()
+            except StoreUnavailable:  # after the rename, perhaps
+                self._shelf.condemn(manifest.id, chunks)
+                raise
             info = self._shelf.admit(manifest, chunks, len(data), manifest.created_s)
             self._shelf.bad.difference_update(chunks)
             self._let_go(manifest.id, held)
@@ -275,7 +279,8 @@ class SnapshotStore:
         if not held:
             return
         try:
-            self._shelf.discard(id, written)
+            with self._shelf.alone():
+                self._shelf.discard(written)
         except CacheError as error:
             log.warning("files of the unfinished snapshot %s stay until they are collected: %s", id, error)
 

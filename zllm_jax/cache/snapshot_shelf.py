@@ -143,24 +143,23 @@ class Shelf:
 
     def remove(self, id: str) -> None:
         """The caller is alone: delete a snapshot's manifest, then the chunks that it alone named."""
-        with self.lock:
-            self._condemn(id, self.ledger.chunks(id))
+        self.condemn(id, self.ledger.chunks(id))
         self._finish_deleting(id)
 
-    def discard(self, id: str, written: Collection[str]) -> None:
-        """Nothing stays of a snapshot whose commit failed, or was not tried."""
+    def condemn(self, id: str, chunks: Collection[str]) -> None:
+        """The caller is alone: a manifest is to go, now or when somebody is alone next; until then it pins chunks."""
         with self.lock:
-            self._condemn(id, written)  # the write of its manifest may have failed after the rename
-        with self.alone():
-            pass
+            self.ledger.remove(id)
+            if id not in self._undeleted:
+                self._undeleted[id] = tuple(chunks)
+                for name in chunks:
+                    self.ledger.pin(name)
 
-    def _condemn(self, id: str, chunks: Collection[str]) -> None:
-        """A manifest is to go. While it is there it may still name its chunks. The caller holds `lock`."""
-        self.ledger.remove(id)
-        if id not in self._undeleted:
-            self._undeleted[id] = tuple(chunks)
-            for name in chunks:
-                self.ledger.pin(name)
+    def discard(self, written: Collection[str]) -> None:
+        """The caller is alone: remove what was written for a snapshot that does not come, unless another needs it."""
+        with self.lock:
+            unused = self.ledger.unused(written)
+        self._delete_chunks(unused)
 
     def _finish_deleting(self, id: str) -> None:
         self.files.delete(manifest_path(id))
@@ -220,9 +219,8 @@ class Shelf:
         bad, also = self._really_bad(id, [name for name in chunks if name in self.bad])
         gone = (id, *also)
         gone = (id, *also)
-        with self.lock:
-            for other in gone:  # to be deleted later, should this fail
-                self._condemn(other, self.ledger.chunks(other) or chunks)
+        for other in gone:  # to be deleted later, should this fail
+            self.condemn(other, self.ledger.chunks(other) or chunks)
         paths = [*map(manifest_path, gone), *map(chunk_path, bad)]
         target = self.files.set_aside(paths, id, reason)
         unused = [name for other in gone for name in self._bury(other)]
