@@ -43,7 +43,10 @@ def intervals(rows: Rows, condition: str) -> list[float]:
 
 
 def summarise(rows: Rows) -> dict[str, Any]:
-    """Flat: `ttft_{mode}_{place}_s` and its parts, `gain_{place}`, `p99_{condition}_s`, `median_{condition}_s`."""
+    """Flat: `ttft_{mode}_{place}_s` and its parts, `gain_{place}`, `p99_{condition}_s`, `median_{condition}_s`.
+
+    And `chunk_s`, the p99 of a chunk alone: it is added to a p99.
+    """
     summary: dict[str, Any] = {}
     for place in PLACES:
         for mode in MODES:
@@ -55,6 +58,8 @@ def summarise(rows: Rows) -> dict[str, Any]:
         summary[f"p99_{condition}_s"] = percentile(found, 99)
         summary[f"median_{condition}_s"] = statistics.median(found)
         summary[f"num_{condition}"] = len(found)
+    chunks = [value for row in rows for value in row.get("chunks_s", ())]
+    summary |= {"chunk_s": percentile(chunks, 99), "median_chunk_s": statistics.median(chunks)}
     return summary
 
 
