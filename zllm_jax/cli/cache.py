@@ -16,6 +16,13 @@ from zllm_jax.errors import CacheError, ConfigError, InvalidRequest
 if TYPE_CHECKING:
     from zllm_jax.cache.snapshot import SnapshotInfo, SnapshotStore
 
+EXAMPLES = """examples:
+  zllm cache ls
+  zllm cache show 4f2a                          the first letters of an id are enough
+  zllm cache verify --store /data/snapshots     another folder than the one below ZLLM_HOME
+  zllm cache rm --all --namespace 1c9e          what a model left that is used no more
+"""
+
 Found = tuple["SnapshotStore", "SnapshotInfo"]
 
 
@@ -24,6 +31,8 @@ def add(commands: Any) -> None:
         "cache",
         help="the conversations' state on disk",
         description="Look at the snapshots that conversations left on disk, verify and remove them.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     listing = actions.add_parser("ls", help="the snapshots: tokens, bytes, what is shared, age")
