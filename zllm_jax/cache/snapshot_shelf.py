@@ -218,7 +218,6 @@ class Shelf:
             chunks = ()
         bad, also = self._really_bad(id, [name for name in chunks if name in self.bad])
         gone = (id, *also)
-        gone = (id, *also)
         for other in gone:  # to be deleted later, should this fail
             self.condemn(other, self.ledger.chunks(other) or chunks)
         paths = [*map(manifest_path, gone), *map(chunk_path, bad)]
