@@ -4,7 +4,8 @@ Everything a caller can cause is a `ZllmError`; a programmer's mistake is a plai
 
     ZllmError
     ├── InvalidRequest          the request itself is wrong (names the parameter)
-    │   └── BudgetExceeded      prompt + max_tokens do not fit (names the three numbers)
+    │   ├── BudgetExceeded      prompt + max_tokens do not fit (names the three numbers)
+    │   └── UnsupportedGrammar  a schema, pattern or grammar cannot be enforced exactly (names the keyword's path)
     ├── Overloaded              the queue is full; try again later
     ├── ModelError              a model cannot be used
     │   ├── UnknownModel        no such name, directory or file
@@ -55,6 +56,17 @@ class BudgetExceeded(InvalidRequest):
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens
         self.budget_tokens = budget_tokens
+
+
+class UnsupportedGrammar(InvalidRequest):
+    """What cannot be enforced exactly. `reason` says why, `where` is the path of the keyword (empty: the whole)."""
+
+    code = "unsupported_grammar"
+
+    def __init__(self, reason: str, *, where: str = "") -> None:
+        super().__init__(f"{where}: {reason}" if where else reason, param="schema" if where else None)
+        self.reason = reason
+        self.where = where
 
 
 class Overloaded(ZllmError):

@@ -168,30 +168,44 @@ def machine_of(automaton: ByteAutomaton) -> Machine:
 class MachineBuilder:
     """Collects states and edges; equal edges and rows are kept once."""
 
-    _rows: list[dict[int, int]] = field(default_factory=lambda: [{}])
+    _rows: list[npt.NDArray[np.int32]] = field(default_factory=lambda: [np.zeros(256, np.int32)])
     _accepting: set[int] = field(default_factory=set)
     _special: dict[Edge, int] = field(default_factory=dict)
     _returns: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def state(self, *, accepting: bool = False) -> int:
         """A new state without edges."""
-        self._rows.append({})
+        self._rows.append(np.zeros(256, np.int32))
         if accepting:
             self._accepting.add(len(self._rows) - 1)
         return len(self._rows) - 1
 
     def edge(self, source: int, several: bytes | Sequence[int], to: int | Edge) -> None:
         """Each of these bytes leads from `source` to a state, or takes an edge. Raises where one leads elsewhere."""
-        target = to if isinstance(to, int) else ~self._special.setdefault(to, len(self._special))
+        row, target = self._rows[source], self._target(to)
         for byte in several:
-            if self._rows[source].setdefault(byte, target) != target:
+            if row[byte] not in (DEAD, target):
                 raise ValueError(f"byte {byte:#x} already leads elsewhere from state {source}")
+            row[byte] = target
+
+    def edges(self, source: int, row: npt.NDArray[np.int32]) -> None:
+        """All edges of `source` at once: i32[256] states, `DEAD` where a byte may not come."""
+        self._rows[source][:] = row
+
+    def replace(self, source: int, byte: int, to: int | Edge) -> None:
+        """Another edge in the place of one."""
+        self._rows[source][byte] = self._target(to)
+
+    def row(self, source: int) -> npt.NDArray[np.int32]:
+        """The edges of `source`, as `Machine.edges` has them."""
+        return self._rows[source]
 
     def copy_edges(self, source: int, target: int) -> None:
-        """What `source` does, `target` does too."""
-        for byte, to in self._rows[source].items():
-            if self._rows[target].setdefault(byte, to) != to:
-                raise ValueError(f"byte {byte:#x} already leads elsewhere from state {target}")
+        """What `source` does, `target` does too. Raises where it does something else."""
+        ours, theirs = self._rows[target], self._rows[source]
+        if ((ours != DEAD) & (theirs != DEAD) & (ours != theirs)).any():
+            raise ValueError(f"states {source} and {target} differ in what follows a byte")
+        self._rows[target] = np.where(ours == DEAD, theirs, ours)
         if source in self._accepting:
             self._accepting.add(target)
 
@@ -204,8 +218,8 @@ class MachineBuilder:
         return len(self._rows)
 
     def build(self, start: int) -> Machine:
-        edges = np.zeros((len(self._rows), 256), np.int32)
-        for source, row in enumerate(self._rows):
-            edges[source, list(row)] = list(row.values())
         accepting = np.isin(np.arange(len(self._rows)), list(self._accepting))
-        return Machine(edges, accepting, start, tuple(self._special), tuple(self._returns))
+        return Machine(np.stack(self._rows), accepting, start, tuple(self._special), tuple(self._returns))
+
+    def _target(self, to: int | Edge) -> int:
+        return to if isinstance(to, int) else ~self._special.setdefault(to, len(self._special))

@@ -1,0 +1,10 @@
+"""JSON Schema as a machine over bytes.
+
+The way: `document` finds subschemas and references, `reader` turns keywords into sets of values (`values`: the algebra),
+`compiler` with `objects` and `arrays` writes the states, `finish` makes them few. Knows nothing of tokens.
+"""
+
+from zllm_jax.fence.schema.compiler import Whitespace
+from zllm_jax.fence.schema.schema import CompiledSchema, SchemaWriter, json_schema, with_error_variant
+
+__all__ = ["CompiledSchema", "SchemaWriter", "Whitespace", "json_schema", "with_error_variant"]

@@ -1,0 +1,237 @@
+"""Schemas -> machine. Values of one place are states; arrays and objects are frames, built once and entered by `[`, `{`.
+
+Where several alternatives are possible, they are followed together: a value is read once, and its outcome, a bit mask,
+says which of the expressions it is in. A continuation is a tuple of states by outcome, with 0 where an outcome is not
+allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from zllm_jax.errors import UnsupportedGrammar
+from zllm_jax.fence import regular
+from zllm_jax.fence.automaton import DEAD, ByteAutomaton
+from zllm_jax.fence.machine import Condition, Edge, MachineBuilder
+from zllm_jax.fence.schema.reader import Reader
+from zllm_jax.fence.schema.values import ArrayShape, Expr, Language, ObjectShape, Values
+
+Whitespace = Literal["spaced", "dense", "free"]
+Joint = tuple[Expr, ...]
+Continuation = tuple[int, ...]
+Alternative = tuple[int, ArrayShape | ObjectShape]  # the index of the expression that it belongs to, and its shape
+
+WHITESPACE = b" \t\n\r"
+MAX_JOINT = 4  # expressions that one value is read for at a time
+_FINITE = 4096  # texts of a language up to which it is spelled canonically
+
+
+@dataclass(frozen=True)
+class Module:
+    """A kind of frame: the alternatives it reads, and the outcomes that whoever enters it can go on with."""
+
+    alternatives: tuple[Alternative, ...]
+    allowed: frozenset[int]
+
+
+@dataclass(eq=False)
+class Compiler:
+    """Builds one machine. `members` and `items` write the states of a module; see objects.py and arrays.py."""
+
+    reader: Reader
+    whitespace: Whitespace
+    write_object: Callable[[Compiler, Module, int], None]
+    write_array: Callable[[Compiler, Module, int], None]
+    builder: MachineBuilder = field(default_factory=MachineBuilder)
+    module_of: list[int] = field(default_factory=lambda: [0])  # by state
+    kept: list[object] = field(default_factory=list)  # what keys name by identity
+    _module: int = 0
+    _starts: dict[Module, int] = field(default_factory=dict)
+    _waiting: list[Module] = field(default_factory=list)
+    _memo: dict[object, int] = field(default_factory=dict)
+    _fused: list[tuple[int, int]] = field(default_factory=list)
+
+    def root(self, after: int, module: int = 0) -> int:
+        """The state in which a value of the whole schema begins, within a module; it goes on in `after`.
+
+        Raises `UnsupportedGrammar`. `finish` must follow once all edges of `after` are there.
+        """
+        expr = self.reader.root
+        if not self.reader.inhabited(expr):
+            raise UnsupportedGrammar("no value satisfies the schema: nothing could be generated", where="#")
+        self._module = module
+        start = self.value((expr,), (0, after))
+        self.loose(after)
+        while self._waiting:
+            one = self._waiting.pop()
+            self._module = self._starts[one]
+            first = one.alternatives[0][1]
+            write = self.write_array if isinstance(first, ArrayShape) else self.write_object
+            write(self, one, self._starts[one])
+        return start
+
+    def finish(self) -> None:
+        """Let what follows a number follow its digits."""
+        for source, target in self._fused:
+            self.builder.copy_edges(source, target)
+        self._fused.clear()
+
+    def state(self, *, accepting: bool = False) -> int:
+        self.module_of.append(self._module)
+        return self.builder.state(accepting=accepting)
+
+    def once(self, key: object, make: Callable[[int], None]) -> int:
+        """The state of this key; made where there is none yet, within the module under way."""
+        key = (self._module, key)
+        if key not in self._memo:
+            self._memo[key] = state = self.state()
+            make(state)
+        return self._memo[key]
+
+    def spaced(self, target: int) -> int:
+        """A state that leads to `target` as white space wants it after a comma or a colon."""
+        if self.whitespace != "spaced":
+            return target
+        return self.once(("space", target), lambda state: self.builder.edge(state, b" ", target))
+
+    def loose(self, state: int) -> None:
+        """White space may stand here."""
+        if self.whitespace == "free":
+            self.builder.edge(state, WHITESPACE, state)
+
+    def value(self, joint: Joint, after: Continuation) -> int:
+        """The state in which a value begins."""
+        if len(joint) > MAX_JOINT:
+            raise UnsupportedGrammar(f"more than {MAX_JOINT} alternatives that must be told apart in one place")
+
+        def make(state: int) -> None:
+            several = [self.reader.values(one) for one in joint]
+            self.loose(state)
+            self._literals(state, several, after)
+            self._scalars(state, [one.string for one in several], after, text=True)
+            self._scalars(state, [one.number for one in several], after, text=False)
+            self._nested(state, b"[", [(i, shape) for i, one in enumerate(several) for shape in one.arrays], after)
+            self._nested(state, b"{", [(i, shape) for i, one in enumerate(several) for shape in one.objects], after)
+
+        return self.once(("value", joint, after), make)
+
+    def possible(self, joint: Joint, outcome: int) -> bool:
+        """Whether a value can be in exactly these of the expressions; True where that is not known."""
+        sets = self.reader.sets
+        chosen = [one if outcome >> i & 1 else sets.other_than(one) for i, one in enumerate(joint)]
+        try:
+            return self.reader.inhabited(sets.both(*chosen))
+        except UnsupportedGrammar:
+            return True
+
+    def _literals(self, state: int, several: Sequence[Values], after: Continuation) -> None:
+        for name in ("null", "true", "false"):
+            outcome = _mask(getattr(one, name) for one in several)
+            if after[outcome]:
+                self.builder.edge(state, name[:1].encode(), self._rest(name[1:].encode(), after[outcome]))
+
+    def _rest(self, text: bytes, target: int) -> int:
+        if not text:
+            return target
+        return self.once(
+            ("rest", text, target), lambda state: self.builder.edge(state, text[:1], self._rest(text[1:], target))
+        )
+
+    def _scalars(self, state: int, languages: Sequence[Language | None], after: Continuation, *, text: bool) -> None:
+        owners = [i for i, one in enumerate(languages) if one is not None]
+        if not owners:
+            return
+        automata = [_spelled(one) if text else one.automaton for one in languages if one is not None]
+        joined, accepted = _jointly(automata)
+        outcomes = np.array([_mask_of(owners, int(one)) for one in accepted])
+        targets = np.array(after)[outcomes]
+        alive = _leading_to(joined.transitions, targets != 0)
+        if not alive[joined.start]:
+            return
+        key = ("scalars", joined.transitions.tobytes(), targets.tobytes(), text)
+        if text:
+            self.builder.edge(state, b'"', self._entered(key, joined, targets, alive, closing=True))
+        else:
+            self.builder.copy_edges(self._entered(key, joined, targets, alive, closing=False), state)
+
+    def _entered(
+        self,
+        key: object,
+        joined: ByteAutomaton,
+        targets: npt.NDArray[np.int64],
+        alive: npt.NDArray[np.bool_],
+        *,
+        closing: bool,
+    ) -> int:
+        """The start of a copy of the automaton that goes on in `targets` from its accepting states.
+
+        closing: at once, for a text; else with the byte that follows, for a number.
+        """
+
+        def make(start: int) -> None:
+            states = np.zeros(len(alive), np.int32)
+            for i in np.flatnonzero(alive).tolist():
+                if closing and targets[i]:
+                    states[i] = targets[i]
+                else:
+                    states[i] = start if i == joined.start else self.state()
+            for i in np.flatnonzero(alive).tolist():
+                if closing and targets[i]:
+                    continue
+                self.builder.edges(int(states[i]), states[joined.transitions[i]])
+                if targets[i]:
+                    self._fused.append((int(targets[i]), int(states[i])))
+
+        return self.once(key, make)
+
+    def _nested(self, state: int, opening: bytes, alternatives: list[Alternative], after: Continuation) -> None:
+        kept = [(i, shape) for i, shape in alternatives if self.reader.needs.of_shape(shape) is not None]
+        if not kept or not any(after):
+            return
+        module = Module(tuple(dict.fromkeys(kept)), frozenset(i for i, target in enumerate(after) if target))
+        if module not in self._starts:
+            outer, self._module = self._module, len(self.module_of)
+            self._starts[module] = self.state()
+            self._module = outer
+            self._waiting.append(module)
+        depth = min(self.reader.needs.of_shape(shape) or 0 for _, shape in kept)
+        edge = Edge(self._starts[module], (Condition(room=depth),), push=self.builder.returns(after))
+        self.builder.edge(state, opening, edge)
+
+
+def _spelled(language: Language) -> ByteAutomaton:
+    """The rest of a JSON text after its opening quote. Where there are few texts, each has one spelling."""
+    few = regular.finite_texts(language.automaton, _FINITE) is not None
+    return regular.json_string(language.automaton, canonical=few)
+
+
+def _jointly(automata: Sequence[ByteAutomaton]) -> tuple[ByteAutomaton, npt.NDArray[np.int64]]:
+    """One automaton for all, and by state a bit mask of those that accept there."""
+    if len(automata) == 1:
+        return automata[0], automata[0].accepting.astype(np.int64)
+    return regular.product(automata)
+
+
+def _leading_to(transitions: npt.NDArray[np.int32], ends: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """The states from which one of `ends` can be reached."""
+    alive = ends.copy()
+    alive[DEAD] = False
+    while True:
+        grown = alive | alive[transitions].any(axis=1)
+        grown[DEAD] = False
+        if (grown == alive).all():
+            return alive
+        alive = grown
+
+
+def _mask(flags: Iterable[bool]) -> int:
+    return sum(1 << i for i, flag in enumerate(flags) if flag)
+
+
+def _mask_of(owners: Sequence[int], accepted: int) -> int:
+    return sum(1 << owner for i, owner in enumerate(owners) if accepted >> i & 1)

@@ -1,0 +1,170 @@
+"""Machines of fixed texts, values and members in any order, written piece by piece: what a call is made of.
+
+A piece is a state. `fork` leads from one to others over fixed texts, `text` and `json` read values, `until` reads free
+text in which a fixed one means something. A member that may come once, or an end that needs others before it, says so
+with a `Condition` on its branch: the guards stand where the texts part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from zllm_jax.fence import regular
+from zllm_jax.fence.automaton import DEAD, ByteAutomaton
+from zllm_jax.fence.machine import Condition, Edge, Machine, MachineBuilder
+from zllm_jax.fence.schema import SchemaWriter, Whitespace
+from zllm_jax.fence.schema.document import Schema
+from zllm_jax.fence.schema.finish import finished
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A fixed text and where it leads. With `push`, into a new frame, at whose end it goes on in the state `push`.
+
+    pop: out of the frame. use: the bits of the members that it stands for.
+    """
+
+    text: bytes
+    to: int = DEAD
+    condition: Condition = Condition()
+    use: int = 0
+    push: int | None = None
+    pop: bool = False
+
+
+@dataclass(eq=False)
+class _Trie:
+    children: dict[int, _Trie] = field(default_factory=dict)
+    branches: list[Branch] = field(default_factory=list)
+    end: Branch | None = None
+
+
+class Structure:
+    """Collects pieces; `machine` makes the whole. whitespace: of the JSON values."""
+
+    def __init__(self, *, whitespace: Whitespace = "spaced") -> None:
+        self._builder = MachineBuilder()
+        self._module_of = [0]
+        self._module = 0
+        self._writer = SchemaWriter(self._builder, self._module_of, whitespace)
+
+    def state(self, *, accepting: bool = False) -> int:
+        self._module_of.append(self._module)
+        return self._builder.state(accepting=accepting)
+
+    def frame(self) -> int:
+        """The first state of a frame; states made after it belong to it, until `leave`."""
+        self._module = len(self._module_of)
+        return self.state()
+
+    def leave(self) -> None:
+        self._module = 0
+
+    def fork(self, source: int, branches: Sequence[Branch]) -> None:
+        """From `source`, one of these texts. Raises `ValueError` where one begins with another."""
+        root = _Trie()
+        for branch in branches:
+            node = root
+            node.branches.append(branch)
+            for byte in branch.text:
+                if node.end is not None:
+                    raise ValueError(f"{branch.text!r} begins with {node.end.text!r}: they cannot be told apart")
+                node = node.children.setdefault(byte, _Trie())
+                node.branches.append(branch)
+            if node.children or node.end is not None:
+                raise ValueError(f"another text begins with {branch.text!r}: they cannot be told apart")
+            node.end = branch
+        self._write(source, root, known=0)
+
+    def _write(self, source: int, node: _Trie, known: int) -> None:
+        """known: how many branches an earlier guard has vouched for; a guard stands where they become fewer."""
+        for byte, child in sorted(node.children.items()):
+            guard = () if len(child.branches) == known else _any_of(child.branches)
+            if child.end is not None:
+                self._builder.edge(source, [byte], self._edge(child.end, guard))
+                continue
+            target = self.state()
+            self._builder.edge(source, [byte], Edge(target, guard) if guard else target)
+            self._write(target, child, len(child.branches))
+
+    def _edge(self, branch: Branch, guard: tuple[Condition, ...]) -> int | Edge:
+        push = None if branch.push is None else self._builder.returns((DEAD, branch.push))
+        edge = Edge(branch.to, guard, use=branch.use, push=push, pop=1 if branch.pop else None)
+        return branch.to if edge == Edge(branch.to) else edge
+
+    def json(self, schema: Schema, after: int) -> int:
+        """A state in which a JSON value of this schema begins; it goes on in `after`."""
+        return self._writer.value(schema, after, self._module)
+
+    def text(self, language: ByteAutomaton, ending: bytes, after: int) -> int:
+        """A state in which a text of `language` begins that ends before the first `ending`."""
+        contains = regular.concat(regular.any_text(), regular.literal(ending), regular.any_text())
+        longer = regular.difference(contains, regular.concat(regular.any_text(), regular.literal(ending)))
+        whole = regular.concat(regular.difference(language, contains), regular.literal(ending))
+        whole = regular.difference(whole, longer)
+        return self._copied(whole, after)
+
+    def _copied(self, automaton: ByteAutomaton, after: int) -> int:
+        """Its states, with `after` in the place of those that accept, which nothing leads on from."""
+        states = np.array(
+            [DEAD, *(after if automaton.accepting[i] else self.state() for i in range(1, automaton.num_states))],
+            np.int32,
+        )
+        for i in range(1, automaton.num_states):
+            if not automaton.accepting[i]:
+                self._builder.edges(int(states[i]), states[automaton.transitions[i]])
+        return int(states[automaton.start])
+
+    def until(self, triggers: Mapping[bytes, int], *, accepting: bool) -> int:
+        """A state in which free text begins that goes on in a trigger's state at its end; `DEAD` forbids the trigger.
+
+        accepting: whether the text may end without one.
+        """
+        utf8 = regular.any_text()
+        nodes: dict[tuple[bytes, int], int] = {(b"", utf8.start): self.state(accepting=accepting)}
+        waiting = list(nodes)
+        for seen, where in waiting:
+            row = np.zeros(256, np.int32)
+            for byte in np.flatnonzero(utf8.transitions[where]).tolist():
+                key = _longest_begun(seen + bytes([byte]), triggers), int(utf8.transitions[where, byte])
+                if key[0] in triggers:
+                    row[byte] = triggers[key[0]]
+                    continue
+                if key not in nodes:
+                    nodes[key] = self.state(accepting=accepting and bool(utf8.accepting[key[1]]))
+                    waiting.append(key)
+                row[byte] = nodes[key]
+            self._builder.edges(nodes[seen, where], row)
+        return nodes[b"", utf8.start]
+
+    def machine(self, start: int) -> Machine:
+        """The machine of all pieces that can be reached from `start`."""
+        self._writer.finish()
+        return finished(self._builder.build(start), np.array(self._module_of))
+
+
+def _any_of(branches: Sequence[Branch]) -> tuple[Condition, ...]:
+    """Holds where the condition of one of the branches does. Members that differ only in their bit become one."""
+    clear: dict[Condition, int] = {}
+    others: list[Condition] = []
+    for branch in branches:
+        one = branch.condition
+        if one == Condition():
+            return ()
+        if one.some_clear:
+            bare = replace(one, some_clear=0)
+            clear[bare] = clear.get(bare, 0) | one.some_clear
+        else:
+            others.append(one)
+    return (*dict.fromkeys(others), *(replace(bare, some_clear=bits) for bare, bits in clear.items()))
+
+
+def _longest_begun(text: bytes, triggers: Mapping[bytes, int]) -> bytes:
+    """The longest end of `text` that a trigger begins with."""
+    for start in range(len(text)):
+        if any(trigger.startswith(text[start:]) for trigger in triggers):
+            return text[start:]
+    return b""
