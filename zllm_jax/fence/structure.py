@@ -19,6 +19,8 @@ from zllm_jax.fence.schema import SchemaWriter, Whitespace
 from zllm_jax.fence.schema.document import Schema
 from zllm_jax.fence.schema.finish import finished
 
+_ALWAYS = Condition()
+
 
 @dataclass(frozen=True)
 class Branch:
@@ -29,7 +31,7 @@ class Branch:
 
     text: bytes
     to: int = DEAD
-    condition: Condition = Condition()
+    condition: Condition = _ALWAYS
     use: int = 0
     push: int | None = None
     pop: bool = False
@@ -152,7 +154,7 @@ def _any_of(branches: Sequence[Branch]) -> tuple[Condition, ...]:
     others: list[Condition] = []
     for branch in branches:
         one = branch.condition
-        if one == Condition():
+        if one == _ALWAYS:
             return ()
         if one.some_clear:
             bare = replace(one, some_clear=0)

@@ -1,7 +1,7 @@
 """JSON Schema as a machine over bytes.
 
-The way: `document` finds subschemas and references, `reader` turns keywords into sets of values (`values`: the algebra),
-`compiler` with `objects` and `arrays` writes the states, `finish` makes them few. Knows nothing of tokens.
+The way: `document` finds subschemas and references, `reader` turns keywords into sets of values (the algebra is in
+`values`), `compiler` with `objects` and `arrays` writes the states, `finish` makes them few. Knows nothing of tokens.
 """
 
 from zllm_jax.fence.schema.compiler import Whitespace

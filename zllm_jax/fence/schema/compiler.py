@@ -1,4 +1,4 @@
-"""Schemas -> machine. Values of one place are states; arrays and objects are frames, built once and entered by `[`, `{`.
+"""Schemas -> machine. Values of one place are states; arrays and objects are frames, each kind written once.
 
 Where several alternatives are possible, they are followed together: a value is read once, and its outcome, a bit mask,
 says which of the expressions it is in. A continuation is a tuple of states by outcome, with 0 where an outcome is not
@@ -49,7 +49,6 @@ class Compiler:
     write_array: Callable[[Compiler, Module, int], None]
     builder: MachineBuilder = field(default_factory=MachineBuilder)
     module_of: list[int] = field(default_factory=lambda: [0])  # by state
-    kept: list[object] = field(default_factory=list)  # what keys name by identity
     _module: int = 0
     _starts: dict[Module, int] = field(default_factory=dict)
     _waiting: list[Module] = field(default_factory=list)

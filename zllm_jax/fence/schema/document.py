@@ -11,9 +11,22 @@ from zllm_jax.errors import UnsupportedGrammar
 
 Schema = bool | Mapping[str, Any]
 
-_SINGLE = ["additionalProperties", "items", "contains", "propertyNames", "not", "if", "then", "else", "unevaluatedItems", "unevaluatedProperties", "additionalItems", "contentSchema"]
-_LISTS = ["allOf", "anyOf", "oneOf", "prefixItems", "items"]
-_MAPS = ["properties", "patternProperties", "dependentSchemas", "$defs", "definitions", "dependencies"]
+_SINGLE = (
+    "additionalProperties",
+    "additionalItems",
+    "contains",
+    "contentSchema",
+    "else",
+    "if",
+    "items",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
+_LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
+_MAPS = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
 
 
 @dataclass(frozen=True)

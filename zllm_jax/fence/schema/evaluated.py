@@ -149,15 +149,11 @@ def _merged(sets: Any, cases: list[Case]) -> list[Case]:
 
 
 def _of_one(reader: Reader, branches: list[list[Case]], here: Location) -> list[Case]:
-    from zllm_jax.fence.schema.reader import exclusive
-
-    wholes = [reader.child(here, "oneOf", i) for i in range(len(branches))]
-    alone = exclusive(reader, wholes)
-    return [
-        case
-        for one, cases in zip(alone, branches, strict=True)
-        for case in _crossed(reader, [(one, Evaluated())], cases)
-    ]
+    alone = reader.exclusive([reader.child(here, "oneOf", i) for i in range(len(branches))])
+    found: list[Case] = []
+    for one, cases in zip(alone, branches, strict=True):
+        found += _crossed(reader, [(one, Evaluated())], cases)
+    return found
 
 
 def _of_any(reader: Reader, branches: list[list[Case]], here: Location) -> list[Case]:

@@ -7,10 +7,11 @@ name (is any name left?), the places where the names part (is one of those below
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from zllm_jax.errors import UnsupportedGrammar
 from zllm_jax.fence import regular
@@ -88,8 +89,11 @@ class _Object:
             self._builder.edge(state, b'"', edge)
 
     def _name(self, live: Live, *, with_others: bool) -> int:
-        usable = self._usable(live)
-        return _Names(self, live, name_trie(usable), self._classes(live) if with_others else None).start
+        def make(state: int) -> None:
+            classes = self._classes(live) if with_others else None
+            _Names(self, live, classes).write(name_trie(self._usable(live)), state)
+
+        return self._compiler.once(("names", live, with_others), make)
 
     def _usable(self, live: Live) -> tuple[str, ...]:
         """The listed names that some alternative allows."""
@@ -220,7 +224,7 @@ class _Classes:
         return [choices for _, choices in self._parts]
 
     @cached_property
-    def joined(self) -> tuple[ByteAutomaton, np.ndarray]:
+    def joined(self) -> tuple[ByteAutomaton, npt.NDArray[np.int64]]:
         """One automaton, and by state the index of the part that ends there, or -1."""
         spelled = [regular.json_string(names.automaton, canonical=False) for names, _ in self._parts]
         if len(spelled) == 1:
@@ -235,64 +239,48 @@ class _Names:
 
     owner: _Object
     live: Live
-    trie: NameNode
     classes: _Classes | None
+    _states: dict[tuple[NameNode, int], int] = field(default_factory=dict)
 
-    @property
-    def start(self) -> int:
-        other = self.classes.joined[0].start if self.classes is not None else DEAD
-        return self._at(self.trie, other)
+    def write(self, trie: NameNode, start: int) -> None:
+        """From `start` on, whichever name may come."""
+        self._write(trie, self.classes.joined[0].start if self.classes is not None else DEAD, start)
 
-    def _key(self, node: NameNode | None, other: int) -> object:
-        return ("names", self.live, self.classes is not None, id(node) if node is not None else 0, other)
+    def _write(self, node: NameNode, other: int, state: int) -> None:
+        builder = self.owner.compiler.builder
+        if other:
+            builder.edges(state, self._others[other])
+        for byte, child in node.children.items():
+            builder.replace(state, byte, self._to_child(byte, node, child, other))
+        if node.name is not None:
+            assured = not other and len(node.below) == 1
+            builder.replace(state, ord('"'), self.owner.named_edge(self.live, node.name, assured=assured))
 
-    def _at(self, node: NameNode, other: int) -> int:
-        def make(state: int) -> None:
-            row = self._others[other].copy() if other else np.zeros(256, np.int32)
-            self.owner.compiler.builder.edges(state, row)
-            for byte, child in node.children.items():
-                self._to_child(state, byte, node, child, other)
-            if node.name is not None:
-                assured = not other and len(node.below) == 1
-                edge = self.owner.named_edge(self.live, node.name, assured=assured)
-                self.owner.compiler.builder.replace(state, ord('"'), edge)
-
-        self._alive.append(node)
-        return self.owner.compiler.once(self._key(node, other), make)
-
-    def _to_child(self, state: int, byte: int, node: NameNode, child: NameNode, other: int) -> None:
+    def _to_child(self, byte: int, node: NameNode, child: NameNode, other: int) -> int | Edge:
         beyond = int(self.classes.joined[0].transitions[other, byte]) if self.classes is not None and other else DEAD
-        if self.classes is not None and beyond and self.classes.joined[1][beyond] >= 0:
-            beyond = DEAD  # a closing quote, which is no part of a listed name
-        target = self._at(child, beyond)
-        free = bool(beyond) or (not other and child.below == node.below)
-        guard = () if free else self.owner.listed_guard(self.live, sorted(child.below))
-        self.owner.compiler.builder.replace(state, byte, Edge(target, guard) if guard else target)
+        target = self._states.get((child, beyond))
+        if target is None:
+            target = self._states[child, beyond] = self.owner.compiler.state()
+            self._write(child, beyond, target)
+        if beyond or (not other and child.below == node.below):
+            return target
+        guard = self.owner.listed_guard(self.live, sorted(child.below))
+        return Edge(target, guard) if guard else target
 
     @cached_property
-    def _alive(self) -> list[NameNode]:
-        """Nodes are told apart by identity: none may go before all states are written."""
-        return self.owner.compiler.kept
-
-    @cached_property
-    def _others(self) -> np.ndarray:
+    def _others(self) -> npt.NDArray[np.int32]:
         """i32[states, 256]: where a name goes on that is none of those listed."""
         assert self.classes is not None
         automaton, parts = self.classes.joined
-        builder, states = self.owner.compiler.builder, np.zeros(automaton.num_states, np.int32)
-        for i in range(1, automaton.num_states):
-            if parts[i] < 0:
-                states[i] = self.owner.compiler.once(self._key(None, i), lambda state: None)
+        builder, compiler = self.owner.compiler.builder, self.owner.compiler
+        states = np.array([DEAD if i == 0 or parts[i] >= 0 else compiler.state() for i in range(len(parts))], np.int32)
         rows = states[automaton.transitions]
-        closing = [(i, int(automaton.transitions[i, ord('"')])) for i in range(1, automaton.num_states)]
-        for i, ending in closing:
-            if parts[i] < 0:
-                builder.edges(int(states[i]), rows[i])
-                if ending and parts[ending] >= 0:
-                    builder.replace(
-                        int(states[i]), ord('"'), self.owner.other_edge(self.classes.choices[parts[ending]])
-                    )
-                    rows[i, ord('"')] = builder.row(int(states[i]))[ord('"')]
+        for i in np.flatnonzero(states).tolist():
+            state, ending = int(states[i]), int(parts[automaton.transitions[i, ord('"')]])
+            builder.edges(state, rows[i])
+            if ending >= 0:
+                builder.replace(state, ord('"'), self.owner.other_edge(self.classes.choices[ending]))
+                rows[i] = builder.row(state)
         return rows
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -16,13 +16,32 @@ from zllm_jax.fence.schema.needs import Circular, Needs
 from zllm_jax.fence.schema.values import ArrayShape, Contains, Expr, Language, ObjectShape, Sets, Values
 
 ANNOTATIONS = frozenset(
-    ["title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema", "$id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$defs", "definitions", "contentMediaType", "contentEncoding", "contentSchema", "$vocabulary"]
+    {
+        "$anchor",
+        "$comment",
+        "$defs",
+        "$dynamicAnchor",
+        "$id",
+        "$schema",
+        "$vocabulary",
+        "contentEncoding",
+        "contentMediaType",
+        "contentSchema",
+        "default",
+        "definitions",
+        "deprecated",
+        "description",
+        "examples",
+        "readOnly",
+        "title",
+        "writeOnly",
+    }
 )
 
 
 @dataclass(frozen=True)
 class Options:
-    """formats: whether `format` is a rule (else an annotation). relax: leave out what cannot be enforced, and say so."""
+    """formats: `format` is a rule, not a remark. relax: leave out what cannot be enforced, and say so."""
 
     formats: bool = True
     relax: bool = False
@@ -33,7 +52,7 @@ class Reader:
     """Evaluates expressions over one document. `relaxed` collects what was left out, as "path: reason"."""
 
     document: Document
-    options: Options = Options()
+    options: Options = field(default_factory=Options)
     sets: Sets = field(default_factory=Sets)
     relaxed: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
@@ -123,6 +142,14 @@ class Reader:
 
     def child(self, here: Location, *steps: str | int) -> Expr:
         return self.sets.at(self.document.child(here, *steps))
+
+    def exclusive(self, branches: Sequence[Expr]) -> list[Expr]:
+        """Each branch without the others. One that cannot meet another needs no rule against it."""
+        sets, found = self.sets, []
+        for i, one in enumerate(branches):
+            others = [other for j, other in enumerate(branches) if j != i and self.inhabited(sets.both(one, other))]
+            found.append(sets.both(one, *map(sets.other_than, others)))
+        return found
 
     def has_member(self, name: str) -> Expr:
         """Objects with a member of this name."""
@@ -320,19 +347,11 @@ def _any_of(reader: Reader, schema: Mapping[str, Any], here: Location) -> Values
 
 
 def _one_of(reader: Reader, schema: Mapping[str, Any], here: Location) -> Values:
-    return reader.values(reader.sets.either(*exclusive(reader, _branches(reader, schema, here, "oneOf"))))
+    return reader.values(reader.sets.either(*reader.exclusive(_branches(reader, schema, here, "oneOf"))))
 
 
 def _branches(reader: Reader, schema: Mapping[str, Any], here: Location, keyword: str) -> list[Expr]:
     return [reader.child(here, keyword, i) for i in range(len(schema[keyword]))]
-
-
-def exclusive(reader: Reader, branches: list[Expr]) -> Iterator[Expr]:
-    """Each branch without the others. A branch that cannot meet another needs no rule against it."""
-    sets = reader.sets
-    for i, one in enumerate(branches):
-        others = [other for j, other in enumerate(branches) if j != i and reader.inhabited(sets.both(one, other))]
-        yield sets.both(one, *(sets.other_than(other) for other in others))
 
 
 def _not(reader: Reader, schema: Mapping[str, Any], here: Location) -> Values:

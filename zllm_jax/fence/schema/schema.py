@@ -55,7 +55,7 @@ class SchemaWriter:
     builder: MachineBuilder
     module_of: list[int]
     whitespace: Whitespace = "spaced"
-    options: Options = Options()
+    options: Options = field(default_factory=Options)
     relaxed: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     _compilers: list[Compiler] = field(default_factory=list)
