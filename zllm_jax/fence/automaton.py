@@ -86,7 +86,7 @@ def choices(texts: Iterable[str]) -> ByteAutomaton:
     accepting: set[int] = set()
     for text in texts:
         state = 1
-        for byte in text.encode():
+        for byte in text.encode(errors="surrogatepass"):
             if byte not in trie[state]:
                 trie[state][byte] = len(trie)
                 trie.append({})

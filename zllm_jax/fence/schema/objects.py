@@ -49,6 +49,7 @@ class _Object:
             raise UnsupportedGrammar(f"more than {USED_BITS} required members in one object")
         self._bits = {name: 1 << i for i, name in enumerate(order[:USED_BITS])}
         self._names = sorted(listed)
+        self._others: dict[Live, _Classes] = {}
 
     def open(self, start: int) -> None:
         live = tuple(range(len(self._shapes)))
@@ -137,8 +138,14 @@ class _Object:
         return self._shapes[live[0]].required
 
     def _classes(self, live: Live) -> _Classes:
-        listed = regular.union(*(regular.literal(_utf8(name)) for name in self._names)) if self._names else None
-        return _Classes(self, live, listed)
+        if live not in self._others:
+            self._others[live] = _Classes(self, live)
+        return self._others[live]
+
+    @cached_property
+    def listed(self) -> Language | None:
+        """The listed names; None where there are none."""
+        return self._reader.sets.texts(self._names) if self._names else None
 
     def after_name(self, choices: tuple[tuple[int, Expr], ...]) -> int:
         """The state after a name whose member must be so."""
@@ -192,17 +199,16 @@ class _Object:
 class _Classes:
     """Names that are not listed, as one automaton of their spellings, and what their members must be."""
 
-    def __init__(self, owner: _Object, live: Live, listed: ByteAutomaton | None) -> None:
+    def __init__(self, owner: _Object, live: Live) -> None:
         sets, reader = owner.compiler.reader.sets, owner.compiler.reader
         languages: dict[Language, list[tuple[int, Expr]]] = {}
         for i in (one for one in live if owner.shapes[one].high != 0):
             for names, expr in owner.shapes[i].classes:
                 if reader.inhabited(expr):
                     languages.setdefault(names, []).append((i, expr))
-        apart = sets.language(listed) if listed is not None else None
         self._parts: list[tuple[Language, tuple[tuple[int, Expr], ...]]] = []
         for names, choices in languages.items():
-            rest = names if apart is None else sets.without(names, apart)
+            rest = names if owner.listed is None else sets.without(names, owner.listed)
             self._add(sets, rest, tuple(choices))
 
     def _add(self, sets: Sets, names: Language, choices: tuple[tuple[int, Expr], ...]) -> None:
@@ -326,7 +332,3 @@ def _subsets(owners: list[int]) -> list[int]:
     for one in owners:
         masks += [mask | 1 << one for mask in masks]
     return masks[1:]
-
-
-def _utf8(name: str) -> bytes:
-    return name.encode(errors="surrogatepass")

@@ -169,12 +169,11 @@ def _type(reader: Reader, schema: Mapping[str, Any], here: Location) -> Values:
     names = [schema["type"]] if isinstance(schema["type"], str) else list(schema["type"])
     sets, whole = reader.sets, Values()
     any_value = sets.any_value
-    integer = Values(number=sets.language(regular.json_number(integer=True, exponents=False)))
     known = {
         "null": Values(null=True),
         "boolean": Values(true=True, false=True),
         "number": Values(number=any_value.number),
-        "integer": integer,
+        "integer": Values(number=sets.integer),
         "string": Values(string=any_value.string),
         "array": Values(arrays=any_value.arrays),
         "object": Values(objects=any_value.objects),
@@ -187,15 +186,14 @@ def _type(reader: Reader, schema: Mapping[str, Any], here: Location) -> Values:
 
 
 def _enum(reader: Reader, schema: Mapping[str, Any], here: Location) -> Values:
-    whole, texts = Values(), list[bytes]()
+    whole, texts = Values(), list[str]()
     for value in schema["enum"]:
         if isinstance(value, str):
-            texts.append(_utf8(value))
+            texts.append(value)
         else:
             whole = reader.sets.union(whole, reader.values(reader.constant(value)))
     if texts:
-        language = regular.union(*map(regular.literal, texts))
-        whole = reader.sets.union(whole, Values(string=reader.sets.language(language)))
+        whole = reader.sets.union(whole, Values(string=reader.sets.texts(texts)))
     return whole
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from zllm_jax.errors import UnsupportedGrammar
 from zllm_jax.fence import regular
-from zllm_jax.fence.automaton import ByteAutomaton
+from zllm_jax.fence.automaton import ByteAutomaton, choices
 
 MAX_SHAPES = 128  # alternatives of one type in one place
 
@@ -125,6 +125,10 @@ class Sets:
         return self.language(regular.json_number(exponents=False))
 
     @cached_property
+    def integer(self) -> Language:
+        return self.language(regular.json_number(integer=True, exponents=False))
+
+    @cached_property
     def any_array(self) -> ArrayShape:
         return ArrayShape((), self.everything)
 
@@ -178,6 +182,10 @@ class Sets:
     def language(self, automaton: ByteAutomaton) -> Language:
         key = (automaton.transitions.tobytes(), automaton.accepting.tobytes(), automaton.start)
         return self._languages.setdefault(key, Language(automaton))
+
+    def texts(self, several: Iterable[str]) -> Language:
+        """Exactly these texts, at least one."""
+        return self.language(regular.union(choices(several)))
 
     def common(self, a: Language, b: Language) -> Language:
         if a is b or b is self.any_text:
@@ -344,11 +352,7 @@ class Sets:
             raise UnsupportedGrammar("the opposite of a rule for names that are not listed cannot be enforced exactly")
 
     def _covers_all(self, shape: ObjectShape) -> bool:
-        named = (
-            regular.union(*(regular.literal(name.encode(errors="surrogatepass")) for name, _ in shape.named))
-            if (shape.named)
-            else regular.empty()
-        )
+        named = self.texts(name for name, _ in shape.named).automaton if shape.named else regular.empty()
         everything = regular.union(named, *(names.automaton for names, _ in shape.classes))
         return regular.is_empty(regular.difference(self.any_text.automaton, everything))
 
