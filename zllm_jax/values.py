@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from zllm_jax.errors import InvalidRequest, NotReleased
 
@@ -99,6 +99,34 @@ def _number(name: str, value: float, low: float, high: float, *, open_low: bool 
 def _integer(name: str, value: int, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise InvalidRequest(f"{name} is {value!r}, must be an integer in [{low}, {high}]", param=name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fence:
+    """What the output must be: exactly one of `schema` (JSON Schema), `regex` (ECMA, the whole text) and `choices`.
+
+    whitespace: of JSON: "spaced" as `json.dumps` writes it, "dense" none, "free" any.
+    formats: whether a schema's `format` is a rule. relax: leave out the keywords that cannot be enforced exactly, and
+    say so in the telemetry, instead of refusing the schema.
+    """
+
+    schema: bool | Mapping[str, Any] | None = None
+    regex: str | None = None
+    choices: tuple[str, ...] = ()
+    whitespace: Literal["spaced", "dense", "free"] = "spaced"
+    formats: bool = True
+    relax: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "choices", tuple(self.choices))
+        given = [name for name in ("schema", "regex") if getattr(self, name) is not None]
+        given += ["choices"] if self.choices else []
+        if len(given) != 1:
+            raise InvalidRequest(
+                f"a fence is exactly one of schema, regex and choices, got {', '.join(given) or 'none'}", param="fence"
+            )
+        if self.whitespace not in ("spaced", "dense", "free"):
+            raise InvalidRequest(f"whitespace is {self.whitespace!r}, must be spaced, dense or free", param="fence")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from zllm_jax import __version__
-from zllm_jax.cli import cache, doctor, experiment, generate, logs, models
+from zllm_jax.cli import cache, doctor, experiment, fence, generate, logs, models
 from zllm_jax.errors import ConfigError, InvalidRequest, ZllmError
 
 DONE, FAILED, MISUSED, INTERRUPTED, NOBODY_READS = 0, 1, 2, 130, 141
@@ -33,7 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"zllm {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (models, generate, experiment, cache, doctor):
+    for module in (models, generate, fence, experiment, cache, doctor):
         module.add(commands)
     return parser
 

@@ -67,15 +67,15 @@ def verdicts(folder: Path) -> Iterator[Verdict]:
 
 
 def summary(all_verdicts: list[Verdict]) -> dict[str, Any]:
-    """Counts, with and without the files about formats, and what was refused by keyword."""
+    """Counts, with and without the files about one format each, and what was refused by keyword."""
     judged = [one for one in all_verdicts if one.refused is None]
     keywords = Counter(one.refused.split(":")[0] for one in all_verdicts if one.refused is not None)
-    formats = [one for one in all_verdicts if one.place.startswith("format")]
+    formats = [one for one in all_verdicts if one.place.startswith("format-")]
     return {
         "instances": len(all_verdicts),
         "right": sum(one.right for one in all_verdicts),
-        "right_without_formats": sum(one.right for one in all_verdicts) - sum(one.right for one in formats),
-        "right_formats": sum(one.right for one in formats),
+        "right_without_format_files": sum(one.right for one in all_verdicts) - sum(one.right for one in formats),
+        "right_in_format_files": sum(one.right for one in formats),
         "wrongly_accepted": [one.place for one in judged if one.accepted and not one.valid],
         "wrongly_refused": [one.place for one in judged if one.valid and not one.accepted],
         "unsupported": dict(sorted(keywords.items())),

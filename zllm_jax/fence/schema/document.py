@@ -73,7 +73,7 @@ class Document:
         place = f"{where.path}/{keyword}"
         if not isinstance(given, str):
             raise UnsupportedGrammar(f"{keyword} must be a text, got {given!r}", where=place)
-        target = self._resolve(urljoin(where.base, given), place)
+        target = self._resolve(_joined(where.base, given), place)
         if keyword == "$dynamicRef":
             anchor = urldefrag(given).fragment
             bound = self._dynamic.get(anchor, [])
@@ -169,6 +169,11 @@ def _below(schema: Mapping[str, Any], draft: int) -> Iterator[tuple[tuple[str, .
             for name, one in schema[keyword].items():
                 if isinstance(one, bool | Mapping):
                     yield (keyword, name), one
+
+
+def _joined(base: str, reference: str) -> str:
+    """`urljoin`, which does not know that a fragment may follow a URN."""
+    return base + reference if reference.startswith("#") else urljoin(base, reference)
 
 
 def _escaped(step: str) -> str:

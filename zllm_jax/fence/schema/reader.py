@@ -12,6 +12,7 @@ from zllm_jax.errors import UnsupportedGrammar
 from zllm_jax.fence import regular
 from zllm_jax.fence.schema.document import Document, Location
 from zllm_jax.fence.schema.evaluated import with_unevaluated
+from zllm_jax.fence.schema.forms import check_forms
 from zllm_jax.fence.schema.needs import Circular, Needs
 from zllm_jax.fence.schema.values import ArrayShape, Contains, Expr, Language, ObjectShape, Sets, Values
 
@@ -105,6 +106,7 @@ class Reader:
         schema = self.document.schema(here)
         if isinstance(schema, bool):
             return self.sets.any_value if schema else Values()
+        check_forms(schema, here)
         whole = self.sets.any_value
         for keyword, meaning in _meanings(schema, self.document.draft):
             try:

@@ -1,0 +1,150 @@
+"""What schemas become: order, registers, recursion, spellings, and what is refused by its keyword."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from zllm_jax.errors import UnsupportedGrammar
+from zllm_jax.fence import MAX_DEPTH, Machine
+from zllm_jax.fence.schema import json_schema, with_error_variant
+
+
+def machine(schema: Any, **options: Any) -> Machine:
+    return json_schema(schema, **options).machine
+
+
+def accepts(schema: Any, value: Any, **options: Any) -> bool:
+    return machine(schema, **options).accepts(json.dumps(value).encode())
+
+
+def closed(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+TREE = {**closed(value={"type": "integer"}, children={"type": "array", "items": {"$ref": "#"}}), "required": ["value"]}
+
+
+def test_twenty_optional_members_in_any_order_cost_few_states() -> None:
+    kinds = ["string", "integer", "boolean", "null", "number"]
+    schema = closed(**{f"parameter_{i}": {"type": kinds[i % 5]} for i in range(20)})
+    automaton = machine(schema)
+    assert automaton.num_states < 200
+    everything = {f"parameter_{i}": [f"x{i}", 1, True, None, 1.5][i % 5] for i in reversed(range(20))}
+    assert automaton.accepts(json.dumps(everything).encode())
+    assert automaton.accepts(b"{}")
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '{"a": 1, "b": 2}', '{"b": 1,}', "{,}", '{"a": 1, }'])
+def test_a_closed_object_refuses(text: str) -> None:
+    assert not machine(closed(a={"type": "integer"}, b={"type": "string"})).accepts(text.encode())
+
+
+def test_no_comma_where_no_member_is_left() -> None:
+    automaton = machine(closed(a={"type": "integer"}))
+    assert automaton.run(b'{"a": 1,').dead
+
+
+def test_no_way_leads_to_a_name_that_was_used() -> None:
+    automaton = machine(closed(about=True, above=True, other=True))
+    assert automaton.run(b'{"about": 1, "above": 1, "a').dead
+    assert not automaton.run(b'{"about": 1, "o').dead
+
+
+def test_a_recursive_schema_nests_as_deep_as_the_stack_and_can_always_be_closed() -> None:
+    automaton = machine(TREE)
+    deep = b'{"children": [' * (MAX_DEPTH // 2)
+    at = automaton.run(deep)
+    assert not at.dead
+    assert automaton.run(b"{", at).dead  # there is no room for another
+    ending = b"]" + b', "value": 1}' + (b'], "value": 1}' * (MAX_DEPTH // 2 - 1))
+    assert automaton.ended(automaton.run(ending, at))
+
+
+def test_a_schema_that_no_finite_value_satisfies_is_refused() -> None:
+    endless = {**closed(next={"$ref": "#"}), "required": ["next"]}
+    with pytest.raises(UnsupportedGrammar, match="no value satisfies"):
+        machine(endless)
+
+
+@pytest.mark.parametrize(
+    "spelling, whitespace, accepted",
+    [
+        ('{"a": [1, 2]}', "spaced", True),
+        ('{"a":[1,2]}', "spaced", False),
+        ('{"a":[1,2]}', "dense", True),
+        ('{"a": [1, 2]}', "dense", False),
+        ('{ "a" :\n[1 ,\t2] } ', "free", True),
+        ('{"a": [1, 2]}', "free", True),
+    ],
+)
+def test_white_space_is_an_option(spelling: str, whitespace: Any, accepted: bool) -> None:
+    assert machine(closed(a={"type": "array"}), whitespace=whitespace).accepts(spelling.encode()) is accepted
+
+
+@pytest.mark.parametrize("text", ['"caf\\u00e9"', '"café"'])
+def test_a_listed_text_is_spelled_as_python_spells_it(text: str) -> None:
+    assert machine({"const": "café"}).accepts(text.encode())
+    assert not machine({"const": "café"}).accepts(b'"caf\\u00E9"')
+    assert machine({"type": "string"}).accepts(b'"caf\\u00E9"')
+
+
+def test_alternatives_are_told_apart_in_any_order() -> None:
+    circle = {**closed(kind={"const": "circle"}, radius={"type": "number"}), "required": ["kind", "radius"]}
+    square = {**closed(kind={"const": "square"}, side={"type": "number"}), "required": ["kind", "side"]}
+    automaton = machine({"oneOf": [circle, square]})
+    assert automaton.accepts(b'{"kind": "circle", "radius": 1}')
+    assert automaton.accepts(b'{"side": 2, "kind": "square"}')
+    assert automaton.run(b'{"side": 2, "kind": "c').dead
+    assert automaton.run(b'{"kind": "circle", "s').dead
+
+
+@pytest.mark.parametrize(
+    "schema, where",
+    [
+        ({"properties": {"a": {"uniqueItems": True}}}, "#/properties/a/uniqueItems"),
+        ({"$ref": "other.json"}, "#/$ref"),
+        ({"$ref": "#/$defs/missing"}, "#/$ref"),
+        ({"allOf": [{"items": {"minLength": -1}}]}, "#/allOf/0/items/minLength"),
+        ({"type": "text"}, "#/type"),
+        ({"items": 3}, "#/items"),
+        ({"properties": []}, "#/properties"),
+        ({"anyOf": []}, "#/anyOf"),
+        ({"required": ["a", 1]}, "#/required"),
+        ({"pattern": 3}, "#/pattern"),
+        ({"multipleOf": 0}, "#/multipleOf"),
+        ({"minimum": "1"}, "#/minimum"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_by_its_place(schema: Any, where: str) -> None:
+    with pytest.raises(UnsupportedGrammar) as caught:
+        machine(schema)
+    assert caught.value.where == where
+    assert str(caught.value).startswith(f"{where}: ")
+
+
+def test_on_request_it_is_left_out_and_reported() -> None:
+    compiled = json_schema({"type": "array", "uniqueItems": True, "items": {"type": "integer"}}, relax=True)
+    assert [one.split(":")[0] for one in compiled.relaxed] == ["#/uniqueItems"]
+    assert compiled.machine.accepts(b"[1, 1]")
+    assert not compiled.machine.accepts(b'["a"]')
+
+
+def test_a_misspelt_keyword_is_reported() -> None:
+    assert json_schema({"type": "object", "propertis": {}}).unknown == ("#/propertis",)
+
+
+def test_a_schema_gets_a_way_to_say_that_no_answer_is_known() -> None:
+    schema = with_error_variant(TREE)
+    assert accepts(schema, {"error": "I do not know"})
+    assert accepts(schema, {"value": 1, "children": [{"value": 2}]})
+    assert not accepts(schema, {"value": 1, "children": [{"error": "no"}]})
+
+
+def test_many_items_are_counted_by_the_frame() -> None:
+    automaton = machine({"type": "array", "items": {"type": "boolean"}, "minItems": 100, "maxItems": 200})
+    assert automaton.num_states < 100
+    verdicts = [automaton.accepts(json.dumps([True] * n).encode()) for n in (99, 100, 200, 201)]
+    assert verdicts == [False, True, True, False]
