@@ -55,7 +55,8 @@ class _Graph:
                 raise UnsupportedGrammar(f"an array with more than {_MAX_NODES} situations")
             self.joints[node], self.following[node] = self._after(node)
             waiting += self.following[node].values()
-        self._keep_feasible()
+        if not self._keep_feasible():
+            raise UnsupportedGrammar("the rules for the items of an array contradict each other")
 
     def outcome(self, node: Node) -> int:
         """What closing here comes to; 0 where it is not allowed."""
@@ -103,7 +104,8 @@ class _Graph:
                 found.append((expr, tuple(count for _, count in chosen)))
         return found
 
-    def _keep_feasible(self) -> None:
+    def _keep_feasible(self) -> bool:
+        """Whether the array can be closed at all."""
         feasible = {node for node in self.following if self.outcome(node)}
         while True:
             grown = {node for node, after in self.following.items() if not feasible.isdisjoint(after.values())}
@@ -112,6 +114,7 @@ class _Graph:
             feasible |= grown
         for node, after in self.following.items():
             self.following[node] = {outcome: one for outcome, one in after.items() if one in feasible}
+        return self.first in feasible
 
 
 class _Writer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from zllm_jax.fence.schema.values import ArrayShape, Expr, ObjectShape, Values
+from zllm_jax.fence.schema.values import ArrayShape, Contains, Expr, ObjectShape, Sets, Values
 
 
 class Circular(Exception):
@@ -20,6 +20,7 @@ class Needs:
     """
 
     values: Callable[[Expr], Values]
+    sets: Sets
     _known: dict[Expr, int | None] = field(default_factory=dict)
 
     def of(self, expr: Expr) -> int | None:
@@ -29,7 +30,7 @@ class Needs:
 
     def of_shape(self, shape: ArrayShape | ObjectShape) -> int | None:
         """The same of an array or an object of this shape, its own frame included."""
-        inner = [self.of(one) for one in _inevitable(shape)]
+        inner = [self.of(one) for one in self._inevitable(shape)]
         return None if None in inner else 1 + max((one for one in inner if one is not None), default=0)
 
     def _settle(self, expr: Expr) -> None:
@@ -45,7 +46,7 @@ class Needs:
             except Circular:
                 open_ones.add(one)
                 continue
-            waiting += [inner for shape in _shapes(found[one]) for inner in _inevitable(shape)]
+            waiting += [inner for shape in _shapes(found[one]) for inner in self._inevitable(shape)]
         needs: dict[Expr, int | None] = dict.fromkeys(found)
         needs |= dict.fromkeys(open_ones, 0)
         changed = True
@@ -65,24 +66,32 @@ class Needs:
             return 0
         depths = []
         for shape in _shapes(values):
-            inner = [needs[one] if one in needs else self._known[one] for one in _inevitable(shape)]
+            inner = [needs[one] if one in needs else self._known[one] for one in self._inevitable(shape)]
             if None not in inner:
                 depths.append(1 + max((one for one in inner if one is not None), default=0))
         return min(depths, default=None)
 
+    def _inevitable(self, shape: ArrayShape | ObjectShape) -> list[Expr]:
+        """What every value of the shape contains."""
+        if isinstance(shape, ArrayShape):
+            items = [shape.item(i) for i in range(min(shape.low, len(shape.prefix) + 1))]
+            return items + [self._met(shape, one) for one in shape.contains if one.low]
+        named = dict(shape.named)
+        listed = [named[name] for name in shape.required if name in named]
+        return listed + [expr for expr in _of_classes(shape) if expr is not None]
+
+    def _met(self, shape: ArrayShape, rule: Contains) -> Expr:
+        """The items that meet a rule, wherever in the array they may stand."""
+        places = [shape.item(i) for i in range(rule.offset, len(shape.prefix))]
+        last = shape.high if shape.high is not None else len(shape.prefix) + 1
+        if last > len(shape.prefix):
+            places.append(shape.rest)
+        enough = shape.high is None or rule.offset + rule.low <= shape.high
+        return self.sets.either(*(self.sets.both(one, rule.expr) for one in places)) if enough else self.sets.nothing
+
 
 def _shapes(values: Values) -> Iterable[ArrayShape | ObjectShape]:
     return (*values.arrays, *values.objects)
-
-
-def _inevitable(shape: ArrayShape | ObjectShape) -> list[Expr]:
-    """What every value of the shape contains."""
-    if isinstance(shape, ArrayShape):
-        items = [shape.item(i) for i in range(min(shape.low, len(shape.prefix) + 1))]
-        return items + [one.expr for one in shape.contains if one.low]
-    named = dict(shape.named)
-    listed = [named[name] for name in shape.required if name in named]
-    return listed + [expr for expr in _of_classes(shape) if expr is not None]
 
 
 def _of_classes(shape: ObjectShape) -> Iterable[Expr | None]:

@@ -60,7 +60,7 @@ class Reader:
     _values: dict[Expr, Values | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.needs = Needs(self.values)
+        self.needs = Needs(self.values, self.sets)
 
     @property
     def root(self) -> Expr:
