@@ -7,8 +7,10 @@ their subsets, and recursion costs none. `Machine.step` is the definition; the d
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +109,13 @@ class Machine:
     @property
     def num_states(self) -> int:
         return len(self.accepting)
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 (hex) of its content."""
+        state = hashlib.sha256(self.edges.tobytes() + self.accepting.tobytes())
+        state.update(repr((self.start, self.special, self.returns)).encode())
+        return state.hexdigest()
 
     @property
     def begin(self) -> Position:
