@@ -58,6 +58,10 @@ def _has_surrogates(text: ByteAutomaton) -> bool:
     return bool(text.transitions[after, 0xA0:0xC0].any())
 
 
+def _quad(row: list[int], begin: int) -> tuple[int, ...]:
+    return tuple(row[begin : begin + 4])
+
+
 class _Spelling:
     """The states of `text`, and behind them those inside escapes: equal rows are one state."""
 
@@ -133,10 +137,10 @@ class _Spelling:
     def _zero(self, state: int) -> int:
         r"""After `\u0`: one byte or two, and from `\u08` on three."""
         after = self.after[state]
-        row = [self._four(tuple(after[0xC0 | digit << 2 : 0xC4 | digit << 2])) for digit in range(8)]
+        row = [self._four(_quad(after, 0xC0 | digit << 2)) for digit in range(8)]
         row[0] = self._zero_zero(state)
         long = self.after[after[0xE0]]
-        row += [self._four(tuple(long[0x80 | digit << 2 : 0x84 | digit << 2])) for digit in range(8, 16)]
+        row += [self._four(_quad(long, 0x80 | digit << 2)) for digit in range(8, 16)]
         return self._node(tuple(row))
 
     def _zero_zero(self, state: int) -> int:
@@ -153,7 +157,7 @@ class _Spelling:
         """Three digits are left, and two bytes."""
         if inside not in self.two_more:
             after = self.after[inside]
-            row = [self._four(tuple(after[0x80 | digit << 2 : 0x84 | digit << 2])) for digit in range(16)]
+            row = [self._four(_quad(after, 0x80 | digit << 2)) for digit in range(16)]
             self.two_more[inside] = self._node(tuple(row))
         return self.two_more[inside]
 
@@ -166,13 +170,14 @@ class _Spelling:
 
     def _last(self, inside: int, high: int) -> int:
         """One digit is left, and one byte whose upper bits are known."""
-        return self._node(tuple(self.after[inside][0x80 | high << 4 : 0x90 | high << 4]))
+        begin = 0x80 | high << 4
+        return self._node(tuple(self.after[inside][begin : begin + 16]))
 
     def _surrogate(self, state: int) -> int:
         r"""After `\ud`: below d800 three bytes, from d800 to dbff the upper half of a pair."""
         after = self.after[state]
         long = self.after[after[0xED]]
-        row = [self._four(tuple(long[0x80 | digit << 2 : 0x84 | digit << 2])) for digit in range(8)]
+        row = [self._four(_quad(long, 0x80 | digit << 2)) for digit in range(8)]
         row += [self._upper(after[0xF0 + digit], after[0xF1 + digit]) for digit in range(4)]
         return self._node((*row, DEAD, DEAD, DEAD, DEAD))
 
@@ -191,7 +196,7 @@ class _Spelling:
         r"""After the upper half: `\udc00` to `\udfff`; two bytes are left, of the first one two bits are known."""
         after = self.after[inside]
         begin = 0x80 | high << 4
-        halves = [self._four(tuple(after[begin | low << 2 : (begin | low << 2) + 4])) for low in range(4)]
+        halves = [self._four(_quad(after, begin | low << 2)) for low in range(4)]
         third = self._node((*[DEAD] * 12, *halves))
         second = self._node(tuple(third if digit == 0xD else DEAD for digit in range(16)))
         return self._node((0x5C, self._node((ord("u"), second), False)), False)
