@@ -86,20 +86,26 @@ def explore(
 
 
 def labelled(machine: Compact) -> tuple[ByteAutomaton, Ints]:
-    """The minimal automaton that keeps labels apart, numbered canonically, and its labels i64[Q].
+    """The minimal automaton that keeps labels apart, numbered canonically, and its labels i64[Q]."""
+    rows, labels, start = reduced(machine.rows, machine.labels, machine.start)
+    transitions = np.array(rows, np.int32)[:, machine.classes]
+    return ByteAutomaton(transitions, np.array(labels) != 0, start), np.array(labels, np.int64)
+
+
+def reduced(rows: list[list[int]], labels: list[int], start: int) -> tuple[list[list[int]], list[int], int]:
+    """(rows, labels, start) of the minimal automaton, numbered in the order in which its states are reached.
 
     Only states remain that are reached and from which a label other than 0 can be reached.
     """
-    alive = _alive(machine)
-    rows = [[target if target in alive else DEAD for target in row] for row in machine.rows]
-    blocks = _equivalent(rows, machine.labels, alive)
+    alive = _alive(rows, labels, start)
+    rows = [[target if target in alive else DEAD for target in row] if state in alive else row for state, row in enumerate(rows)]
+    blocks = _equivalent(rows, labels, alive)
     members = {blocks[state]: state for state in alive}
-    start = blocks[machine.start] if machine.start in alive else DEAD
     numbers = {DEAD: DEAD}
     order: list[int] = []
-    if start != DEAD:
-        numbers[start] = 1
-        order.append(start)
+    if start in alive:
+        numbers[blocks[start]] = 1
+        order.append(blocks[start])
     table = [[DEAD] * len(rows[0])]
     for block in order:
         row = []
@@ -110,9 +116,7 @@ def labelled(machine: Compact) -> tuple[ByteAutomaton, Ints]:
                 order.append(target_block)
             row.append(numbers[target_block])
         table.append(row)
-    labels = np.array([0, *(machine.labels[members[block]] for block in order)], np.int64)
-    transitions = np.array(table, np.int32)[:, machine.classes]
-    return ByteAutomaton(transitions, labels != 0, numbers[start]), labels
+    return table, [0, *(labels[members[block]] for block in order)], int(start in alive)
 
 
 def minimal(machine: Compact) -> ByteAutomaton:
@@ -120,19 +124,19 @@ def minimal(machine: Compact) -> ByteAutomaton:
     return labelled(machine)[0]
 
 
-def _alive(machine: Compact) -> set[int]:
+def _alive(rows: list[list[int]], labels: list[int], start: int) -> set[int]:
     """States that are reached and from which acceptance can be reached."""
-    reached = {DEAD, machine.start}
-    todo = [machine.start]
+    reached = {DEAD, start}
+    todo = [start]
     before: dict[int, list[int]] = {}
     while todo:
         state = todo.pop()
-        for target in set(machine.rows[state]):
+        for target in set(rows[state]):
             before.setdefault(target, []).append(state)
             if target not in reached:
                 reached.add(target)
                 todo.append(target)
-    alive = {state for state in reached if machine.labels[state]}
+    alive = {state for state in reached if labels[state]}
     todo = list(alive)
     while todo:
         for source in before.get(todo.pop(), ()):
