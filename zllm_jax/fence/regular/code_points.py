@@ -14,6 +14,7 @@ import numpy.typing as npt
 from zllm_jax.errors import UnsupportedGrammar
 
 MAX_CODE_POINT = sys.maxunicode
+_SURROGATES = (0xD800, 0xE000)
 _CATEGORY_NAMES = {
     "letter": "L",
     "cased_letter": "LC",
@@ -150,16 +151,36 @@ def _hex_digits() -> CodePoints:
     return DIGIT | CodePoints.of([(65, 70), (97, 102)])
 
 
-def partition(sets: Sequence[CodePoints]) -> tuple[list[tuple[int, int]], npt.NDArray[np.int64], list[frozenset[int]]]:
-    """Groups of code points that no set tells apart: (ranges, the group of each range, the groups of each set)."""
-    borders = sorted({0, *(edge for one in sets for first, last in one.ranges for edge in (first, last + 1))})
-    begins = np.array([border for border in borders if border <= MAX_CODE_POINT], np.int64)
-    inside = np.zeros((len(begins), len(sets)), np.bool_)
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Groups of code points that none of several sets tells apart.
+
+    begins: i64[R], the first code point of each range. groups: i64[R], the range's group; -1 for surrogates, which are
+    in no text. members: the groups of each set.
+    """
+
+    begins: npt.NDArray[np.int64]
+    groups: npt.NDArray[np.int64]
+    members: tuple[tuple[int, ...], ...]
+
+    def group(self, points: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The group of each code point, -1 for none."""
+        return self.groups[np.searchsorted(self.begins, points, side="right") - 1]
+
+
+def partition(sets: Sequence[CodePoints]) -> Partition:
+    """What `sets` tell apart."""
+    borders = {0, *_SURROGATES, MAX_CODE_POINT + 1}
+    borders.update(edge for one in sets for first, last in one.ranges for edge in (first, last + 1))
+    begins = np.array(sorted(borders), np.int64)
+    inside = np.zeros((len(begins), len(sets) + 1), np.bool_)
     for i, one in enumerate(sets):
         for first, last in one.ranges:
-            inside[np.searchsorted(begins, first) : np.searchsorted(begins, last, side="right"), i] = True
-    groups: dict[bytes, int] = {}
-    kinds = np.array([groups.setdefault(row.tobytes(), len(groups)) for row in inside], np.int64)
-    members = [frozenset(kinds[inside[:, i]].tolist()) for i in range(len(sets))]
-    ends = [*(begins[1:] - 1).tolist(), MAX_CODE_POINT]
-    return list(zip(begins.tolist(), ends, strict=True)), kinds, members
+            inside[slice(*np.searchsorted(begins, (first, last + 1))), i] = True
+    valid = (begins < _SURROGATES[0]) | (begins >= _SURROGATES[1])
+    valid[-1] = False
+    numbers: dict[bytes, int] = {}
+    groups = np.full(len(begins), -1, np.int64)
+    groups[valid] = [numbers.setdefault(row.tobytes(), len(numbers)) for row in inside[valid]]
+    members = tuple(tuple(np.unique(groups[valid & inside[:, i]]).tolist()) for i in range(len(sets)))
+    return Partition(begins, groups, members)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import TypeVar
 
 import numpy as np
@@ -195,10 +196,11 @@ def _refine(
     numbers: dict[tuple[int, int], int] = {}
     own = np.array([numbers.setdefault(seed, len(numbers)) for seed in seeds], np.int64)
     block[members] = own + first
-    random = np.random.default_rng(1)
+    random = Random(1)
     while True:
         targets = block[table]
-        hashed = targets @ random.integers(1, 2**62, targets.shape[1]) + own * random.integers(1, 2**62, 1)
+        factors = np.array([random.getrandbits(62) for _ in range(targets.shape[1] + 1)], np.int64)
+        hashed = targets @ factors[1:] + own * factors[:1]
         _, firsts, finer = np.unique(hashed, return_index=True, return_inverse=True)
         finer = finer.reshape(-1)
         settled = len(firsts) == own.max() + 1

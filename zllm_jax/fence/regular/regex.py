@@ -16,7 +16,7 @@ from zllm_jax.fence.automaton import DEAD, ByteAutomaton
 from zllm_jax.fence.regular.code_points import ALL, CodePoints, partition
 from zllm_jax.fence.regular.compact import MAX_STATES, reduced
 from zllm_jax.fence.regular.pattern import Chars, Choice, Look, Node, Repeat, Sequence, parse
-from zllm_jax.fence.regular.texts import groups_of, in_utf8
+from zllm_jax.fence.regular.texts import in_utf8
 
 Promise = tuple[int, int]  # (number of an automaton, its state)
 Thread = tuple[int, frozenset[Promise]]
@@ -48,11 +48,11 @@ def fullmatch_regex(pattern: str) -> ByteAutomaton:
 
 def _compiled(node: Node) -> ByteAutomaton:
     sets = sorted({points for points in _sets(node)} | {ALL}, key=lambda points: points.ranges)
-    ranges, kinds, members = partition(sets)
-    search = _Search({points: tuple(sorted(groups)) for points, groups in zip(sets, members, strict=True)})
+    groups = partition(sets)
+    search = _Search(dict(zip(sets, groups.members, strict=True)))
     graph = search.graph(node)
     table = search.table(graph, search.begins())
-    return in_utf8(table.rows, table.accepting, table.start, groups_of(ranges, kinds))
+    return in_utf8(table.rows, table.accepting, table.start, groups)
 
 
 def _sets(node: Node) -> set[CodePoints]:

@@ -7,6 +7,7 @@ one or a few states inside the character's bytes, and nothing has to be done for
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -58,7 +59,7 @@ def _has_surrogates(text: ByteAutomaton) -> bool:
     return bool(text.transitions[after, 0xA0:0xC0].any())
 
 
-def _quad(row: list[int], begin: int) -> tuple[int, ...]:
+def _quad(row: Sequence[int], begin: int) -> tuple[int, ...]:
     return tuple(row[begin : begin + 4])
 
 
@@ -75,6 +76,8 @@ class _Spelling:
         self.two_more: dict[int, int] = {}
         self.four: dict[tuple[int, ...], int] = {}
         self.upper: dict[tuple[int, int], int] = {}
+        self.fourth: dict[tuple[int, ...], int] = {}
+        self.lower: dict[tuple[int, ...], int] = {}
 
     def result(self) -> ByteAutomaton:
         boundaries = self._boundaries()
@@ -184,19 +187,24 @@ class _Spelling:
     def _upper(self, here: int, next_one: int) -> int:
         """The code point is 0x10000 more than the pair's bits, so the third digit may carry into the first byte."""
         if (here, next_one) not in self.upper:
-            row = []
-            for digit in range(16):
-                carry, bits = divmod(digit + 4, 16)
-                after = self.after[next_one if carry else here]
-                row.append(self._node(tuple(self._lower(after[0x80 | bits << 2 | low >> 2], low & 3) for low in range(16))))
+            row = [self._fourth(next_one if digit >= 12 else here, (digit + 4) % 16) for digit in range(16)]
             self.upper[here, next_one] = self._node(tuple(row))
         return self.upper[here, next_one]
 
+    def _fourth(self, inside: int, high: int) -> int:
+        """The last digit of the upper half; three bytes are left, of the first one four bits are known."""
+        inner = _quad(self.after[inside], 0x80 | high << 2)
+        if inner not in self.fourth:
+            self.fourth[inner] = self._node(tuple(self._lower(inner[low >> 2], low & 3) for low in range(16)))
+        return self.fourth[inner]
+
     def _lower(self, inside: int, high: int) -> int:
         r"""After the upper half: `\udc00` to `\udfff`; two bytes are left, of the first one two bits are known."""
-        after = self.after[inside]
         begin = 0x80 | high << 4
-        halves = [self._four(_quad(after, begin | low << 2)) for low in range(4)]
-        third = self._node((*[DEAD] * 12, *halves))
-        second = self._node(tuple(third if digit == 0xD else DEAD for digit in range(16)))
-        return self._node((0x5C, self._node((ord("u"), second), False)), False)
+        inner = tuple(self.after[inside][begin : begin + 16])
+        if inner not in self.lower:
+            halves = [self._four(_quad(inner, low << 2)) for low in range(4)]
+            third = self._node((*[DEAD] * 12, *halves))
+            second = self._node((*[DEAD] * 0xD, third, DEAD, DEAD))
+            self.lower[inner] = self._node((0x5C, self._node((ord("u"), second), False)), False)
+        return self.lower[inner]
