@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +37,12 @@ class ByteAutomaton:
     @property
     def num_states(self) -> int:
         return len(self.accepting)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """A hash of the arrays: equal for equal automata, and for equal languages where both are minimal."""
+        parts = (np.int64(self.start), self.accepting, np.ascontiguousarray(self.transitions))
+        return sha256(b"".join(part.tobytes() for part in parts)).digest()
 
     def run(self, text: bytes, state: int | None = None) -> int:
         """The state after `text`, from `state` or the start; `DEAD` where a byte has no transition."""
