@@ -279,14 +279,12 @@ class _Walk:
                 child = after.node[way.target]
                 length = below.stop[child] - below.start[child]
                 to = starts[way.source] + below.start[child] - level.start[here.node[way.source]]
+                copied = results[_ranges(offsets[way.target], length)]
                 plain = way.num_plain
-                filled[_ranges(to[:plain], length[:plain])] = results[
-                    _ranges(offsets[way.target[:plain]], length[:plain])
-                ]
-                copied = results[_ranges(offsets[way.target[plain:]], length[plain:])]
-                most = np.where(way.sure, LEGAL, DEPENDENT).astype(np.uint8)
-                copied = np.minimum(copied, np.repeat(most, length[plain:]))
-                np.maximum.at(filled, _ranges(to[plain:], length[plain:]), copied)
+                cut = int(length[:plain].sum())
+                filled[_ranges(to[:plain], length[:plain])] = copied[:cut]
+                most = np.repeat(np.where(way.sure, LEGAL, DEPENDENT).astype(np.uint8), length[plain:])
+                np.maximum.at(filled, _ranges(to[plain:], length[plain:]), np.minimum(copied[cut:], most))
             results, offsets, below = filled, starts, level
         return results.reshape(len(self.kinds), -1)
 
@@ -304,17 +302,16 @@ def _alike(machine: Machine, most: int) -> Ints:
     States look alike for no bytes where both are alive, and for one more where each byte leads to such as look alike,
     or takes the same edge.
     """
-    num_states = machine.num_states
-    scramble = np.random.default_rng(0).integers(1, 2**63, 256, dtype=np.uint64) | np.uint64(1)
-    label = np.minimum(np.arange(num_states), 1)
+    scramble = np.random.default_rng(0).integers(1, 2**63, 257, dtype=np.uint64) | np.uint64(1)
+    label = np.minimum(np.arange(machine.num_states), 1)
     layers = [_firsts(label)]
-    special = machine.edges < 0
+    taken = machine.num_states + np.maximum(~machine.edges.astype(np.int64), 0)
     for _ in range(most):
-        seen = np.where(special, num_states + ~machine.edges.astype(np.int64), label[np.maximum(machine.edges, 0)])
-        mixed = ((seen.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)) ^ (
-            seen.astype(np.uint64) << np.uint64(29)
-        )
-        names, new = np.unique((mixed * scramble).sum(axis=1, dtype=np.uint64), return_inverse=True)
+        after = np.where(machine.edges < 0, taken, label[np.maximum(machine.edges, 0)])
+        seen = np.concatenate([after, label[:, None]], axis=1).astype(np.uint64) + np.uint64(1)
+        seen *= np.uint64(0x9E3779B97F4A7C15)
+        seen ^= seen >> np.uint64(31)
+        names, new = np.unique((seen * scramble).sum(axis=1, dtype=np.uint64), return_inverse=True)
         layers.append(_firsts(new.reshape(-1)))
         if len(names) == int(label.max()) + 1:
             break

@@ -263,9 +263,7 @@ def _entered(parts: Sequence[ByteAutomaton], offsets: list[int], after: list[Sub
     return frozenset([offsets[i] + part.start]) | (after[i] if part.accepting[part.start] else _NOTHING)
 
 
-def _closures(
-    parts: Sequence[ByteAutomaton], follows: Sequence[tuple[int, int]], offsets: list[int]
-) -> list[Subset]:
+def _closures(parts: Sequence[ByteAutomaton], follows: Sequence[tuple[int, int]], offsets: list[int]) -> list[Subset]:
     """For each part, the states in which one is besides as soon as it has ended."""
     nexts: dict[int, list[int]] = {}
     for i, j in follows:

@@ -127,7 +127,9 @@ def property_set(name: str) -> CodePoints:
     if "=" in name:
         key, value = name.split("=", 1)
         if key not in ("General_Category", "gc"):
-            raise UnsupportedGrammar(rf"\p{{{name}}}: only general categories are known, such as \p{{L}} or \p{{Letter}}")
+            raise UnsupportedGrammar(
+                rf"\p{{{name}}}: only general categories are known, such as \p{{L}} or \p{{Letter}}"
+            )
     plain = {"Any": ALL, "ASCII": CodePoints(((0, 127),)), "ASCII_Hex_Digit": _hex_digits()}
     if value in plain and value == name:
         return plain[value]

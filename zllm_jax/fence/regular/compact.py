@@ -99,7 +99,10 @@ def reduced(rows: list[list[int]], labels: list[int], start: int) -> tuple[list[
     Only states remain that are reached and from which a label other than 0 can be reached.
     """
     alive = _alive(rows, labels, start)
-    rows = [[target if target in alive else DEAD for target in row] if state in alive else row for state, row in enumerate(rows)]
+    rows = [
+        [target if target in alive else DEAD for target in row] if state in alive else row
+        for state, row in enumerate(rows)
+    ]
     blocks = _equivalent(rows, labels, alive)
     members = {blocks[state]: state for state in alive}
     numbers = {DEAD: DEAD}

@@ -22,9 +22,7 @@ _DATE = (
 )
 _HOUR_MINUTE = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _FRACTION = r"(?:\.[0-9]+)?"
-_TIME = (
-    f"(?:{_HOUR_MINUTE}:[0-5][0-9]{_FRACTION}(?:[Zz]|[+\\-]{_HOUR_MINUTE})|23:59:60{_FRACTION}(?:[Zz]|[+\\-]00:00))"
-)
+_TIME = f"(?:{_HOUR_MINUTE}:[0-5][0-9]{_FRACTION}(?:[Zz]|[+\\-]{_HOUR_MINUTE})|23:59:60{_FRACTION}(?:[Zz]|[+\\-]00:00))"
 _CLOCK_TIME = "T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
 _DURATION = (
     f"P(?:[0-9]+W|{_CLOCK_TIME}|(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)(?:{_CLOCK_TIME})?)"
@@ -56,9 +54,7 @@ _LABEL = _LDH_LABEL % 61
 _REST = r"(?=[A-Za-z0-9.\-]{1,61}$)(?:(?!..--)[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.|$))*(?<!\.)"
 _HOSTNAME = rf"(?:{_LABEL}(?:\.{_LABEL}){{0,2}}|(?:{_LABEL}\.){{3}}{_REST})"
 
-_LETTERS = (
-    "\u00df-\u00f6\u00f8-\u00ff\u03ac-\u03ce\u0430-\u045f\u3041-\u3094\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
-)
+_LETTERS = "\u00df-\u00f6\u00f8-\u00ff\u03ac-\u03ce\u0430-\u045f\u3041-\u3094\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
 _IDN_LABEL = rf"(?:{_LABEL}|(?!..--)[a-z0-9{_LETTERS}](?:[a-z0-9{_LETTERS}-]{{0,8}}[a-z0-9{_LETTERS}])?)"
 _IDN_HOSTNAME = rf"(?:{_IDN_LABEL}(?:\.{_IDN_LABEL}){{0,2}})"
 

@@ -12,7 +12,7 @@ import numpy as np
 from zllm_jax.errors import UnsupportedGrammar
 from zllm_jax.fence.automaton import ByteAutomaton, decimal_number
 from zllm_jax.fence.regular.algebra import byte_set, concat, intersect, literal, optional, repeat, star, union
-from zllm_jax.fence.regular.compact import MAX_STATES, Ints, compact, explore, minimal
+from zllm_jax.fence.regular.compact import MAX_STATES, Ints, explore, minimal
 
 Number = int | float | Decimal | Fraction
 _MAX_DIGITS = 1000

@@ -301,6 +301,4 @@ def _without_weaker(threads: set[Thread]) -> set[Thread]:
     by_place: dict[int, list[frozenset[Promise]]] = {}
     for place, promises in threads:
         by_place.setdefault(place, []).append(promises)
-    return {
-        (place, promises) for place, promises in threads if not any(other < promises for other in by_place[place])
-    }
+    return {(place, promises) for place, promises in threads if not any(other < promises for other in by_place[place])}

@@ -102,7 +102,9 @@ class _Spelling:
         for state in todo:
             row = self.text.transitions[state]
             more = left[state]
-            spans = [(0x80, 0xC0, more - 1)] if more else [(0, 0x80, 0), (0xC2, 0xE0, 1), (0xE0, 0xF0, 2), (0xF0, 0xF5, 3)]
+            spans = (
+                [(0x80, 0xC0, more - 1)] if more else [(0, 0x80, 0), (0xC2, 0xE0, 1), (0xE0, 0xF0, 2), (0xF0, 0xF5, 3)]
+            )
             for first, end, then in spans:
                 for target in set(row[first:end].tolist()) - {DEAD}:
                     if target not in left:
