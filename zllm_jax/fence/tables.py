@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -57,20 +58,50 @@ def compile_tokens(machine: Machine, vocabulary: Vocabulary) -> TokenTables:
     """
     machine, missing = _spellable(machine, vocabulary)
     walk = _Walk(machine, vocabulary)
-    kinds, row = walk.kinds, walk.row
-    found = walk.results()
+    row, found = walk.row, walk.found()
     if missing:
-        kinds, row, found = np.arange(machine.num_states), np.arange(machine.num_states), found[row]
-        _keep_completable(machine, vocabulary, found)
-    if not found[row[machine.start]].any():
+        row, found = _completable(machine, vocabulary)
+    if not (found.kind == row[machine.start]).any():
         raise UnsupportedGrammar("the fence cannot be satisfied with this vocabulary: no token may come first")
-    legal = np.zeros((len(kinds), len(vocabulary)), np.bool_)
-    legal[:, vocabulary.order] = found == LEGAL
-    kind, place = np.nonzero(found == DEPENDENT)
-    depends = np.zeros(len(kinds) + 1, np.int32)
-    np.cumsum(np.bincount(kind, minlength=len(kinds)), out=depends[1:])
-    dependent = vocabulary.order[place].astype(np.int32)
-    return TokenTables(machine, vocabulary, pack_bits(legal), row.astype(np.int32), depends, dependent)
+    num_kinds = int(row.max()) + 1
+    masks = _masks(num_kinds, len(vocabulary), found.only(LEGAL))
+    open_ones = found.only(DEPENDENT).sorted()
+    depends = np.zeros(num_kinds + 1, np.int32)
+    np.cumsum(np.bincount(open_ones.kind, minlength=num_kinds), out=depends[1:])
+    return TokenTables(machine, vocabulary, masks, row.astype(np.int32), depends, open_ones.token.astype(np.int32))
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """Tokens that may come, by kind of state: parallel arrays."""
+
+    kind: Ints
+    token: Ints
+    verdict: npt.NDArray[np.uint8]
+
+    def only(self, verdict: int) -> _Found:
+        chosen = np.flatnonzero(self.verdict == verdict)
+        return _Found(self.kind[chosen], self.token[chosen], self.verdict[chosen])
+
+    def sorted(self) -> _Found:
+        order = np.lexsort((self.token, self.kind))
+        return _Found(self.kind[order], self.token[order], self.verdict[order])
+
+
+def _masks(num_kinds: int, num_tokens: int, legal: _Found) -> npt.NDArray[np.uint32]:
+    """u32[U, W]. Rows of few tokens are made word by word, the others bit by bit."""
+    num_words = -(-num_tokens // 32)
+    masks = np.zeros((num_kinds, num_words), np.uint32)
+    dense = np.flatnonzero(np.bincount(legal.kind, minlength=num_kinds) > num_words)
+    place = np.full(num_kinds, -1, np.int64)
+    place[dense] = np.arange(len(dense))
+    full = place[legal.kind] >= 0
+    bits = np.zeros((len(dense), num_tokens), np.bool_)
+    bits[place[legal.kind[full]], legal.token[full]] = True
+    masks[dense] = pack_bits(bits)
+    kind, token = legal.kind[~full], legal.token[~full]
+    np.bitwise_or.at(masks, (kind, token // 32), np.uint32(1) << (token % 32).astype(np.uint32))
+    return masks
 
 
 def pack_bits(bits: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
@@ -135,8 +166,8 @@ def _leads_on(machine: Machine, edge: Edge, alive: npt.NDArray[np.bool_]) -> boo
     return False
 
 
-def _keep_completable(machine: Machine, vocabulary: Vocabulary, found: npt.NDArray[np.uint8]) -> None:
-    """Forbid tokens that lead where no tokens lead to an end. found: by state and sorted token, changed in place."""
+def _completable(machine: Machine, vocabulary: Vocabulary) -> tuple[Ints, _Found]:
+    """By state, the tokens after which some tokens lead to an end: for a machine without frames, state by state."""
     data, starts = vocabulary.flat
     begin, length = starts[vocabulary.order], np.diff(starts)[vocabulary.order]
     targets = np.repeat(np.arange(machine.num_states)[:, None], len(length), axis=1)
@@ -149,7 +180,9 @@ def _keep_completable(machine: Machine, vocabulary: Vocabulary, found: npt.NDArr
         if (grown == completable).all():
             break
         completable = grown
-    found[~completable[targets]] = 0
+    kind, place = np.nonzero(completable[targets])
+    found = _Found(kind, vocabulary.order[place], np.full(len(kind), LEGAL, np.uint8))
+    return np.arange(machine.num_states), found
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,23 +210,37 @@ class _Steps:
 class _Walk:
     def __init__(self, machine: Machine, vocabulary: Vocabulary) -> None:
         self._machine, self._levels = machine, vocabulary.levels
-        self._edges = machine.edges
+        self._edges, self._order = machine.edges, vocabulary.order
         self._alike = _alike(machine, len(self._levels) - 1)
         self._stacks: list[tuple[int, int]] = [(0, -1)]  # of each pushed stack: the one below, and its row of returns
         self._stack_ids: dict[tuple[int, int], int] = {}
         self._callers = _callers(machine)
         self.kinds, self.row = np.unique(self._alike[-1], return_inverse=True)
 
-    def results(self) -> npt.NDArray[np.uint8]:
-        """By kind of state and sorted token: `LEGAL`, `DEPENDENT` or 0."""
+    def found(self) -> _Found:
+        """What may come, by kind of state."""
         zeros = np.zeros(len(self.kinds), np.int64)
         items = [_Items(self.kinds, zeros, zeros)]
         steps: list[_Steps] = []
-        for level, below in zip(self._levels, self._levels[1:], strict=False):
+        for level, below in pairwise(self._levels):
             after, ways = self._down(items[-1], level, below)
             items.append(after)
             steps.append(ways)
-        return self._up(items, steps)
+        results, offsets = self._up(items, steps)
+        ways, child = steps[0], items[1].node[steps[0].target]
+        first = self._levels[1]
+        length = first.stop[child] - first.start[child]
+        verdict = self._weighed(ways, results[_ranges(offsets[ways.target], length)], length)
+        kind, place = np.repeat(ways.source, length), _ranges(first.start[child], length)
+        cut = int(length[: ways.num_plain].sum())
+        pair, best = _strongest(kind[cut:] * len(self._order) + place[cut:], verdict[cut:])
+        more, where = np.divmod(pair, len(self._order))
+        kept = np.flatnonzero(verdict[:cut])
+        return _Found(
+            np.concatenate([kind[kept], more]),
+            self._order[np.concatenate([place[kept], where])],
+            np.concatenate([verdict[kept], best]),
+        )
 
     def _down(self, items: _Items, level: Level, below: Level) -> tuple[_Items, _Steps]:
         """All places one byte further."""
@@ -263,30 +310,42 @@ class _Walk:
             self._stacks.append(key)
         return self._stack_ids[key]
 
-    def _up(self, items: list[_Items], steps: list[_Steps]) -> npt.NDArray[np.uint8]:
-        """What becomes of all tokens below each place, from the longest tokens up to the root."""
+    def _up(self, items: list[_Items], steps: list[_Steps]) -> tuple[npt.NDArray[np.uint8], Ints]:
+        """What becomes of all tokens below each place of level 1, and where those of each place begin."""
         results, offsets = np.zeros(0, np.uint8), np.zeros(0, np.int64)
-        below: Level | None = None
-        for depth in reversed(range(len(items))):
+        for depth in reversed(range(1, len(items))):
             level, here = self._levels[depth], items[depth]
             size = level.stop[here.node] - level.start[here.node]
             starts = np.cumsum(size) - size
             filled = np.zeros(int(size.sum()), np.uint8)
-            own = level.own[here.node] - level.start[here.node]
-            filled[_ranges(starts, own)] = LEGAL
-            if below is not None:
-                way, after = steps[depth], items[depth + 1]
-                child = after.node[way.target]
+            filled[_ranges(starts, level.own[here.node] - level.start[here.node])] = LEGAL
+            if depth < len(steps):
+                way, below = steps[depth], self._levels[depth + 1]
+                child = items[depth + 1].node[way.target]
                 length = below.stop[child] - below.start[child]
                 to = starts[way.source] + below.start[child] - level.start[here.node[way.source]]
-                copied = results[_ranges(offsets[way.target], length)]
-                plain = way.num_plain
-                cut = int(length[:plain].sum())
-                filled[_ranges(to[:plain], length[:plain])] = copied[:cut]
-                most = np.repeat(np.where(way.sure, LEGAL, DEPENDENT).astype(np.uint8), length[plain:])
-                np.maximum.at(filled, _ranges(to[plain:], length[plain:]), np.minimum(copied[cut:], most))
-            results, offsets, below = filled, starts, level
-        return results.reshape(len(self.kinds), -1)
+                copied = self._weighed(way, results[_ranges(offsets[way.target], length)], length)
+                cut = int(length[: way.num_plain].sum())
+                filled[_ranges(to[: way.num_plain], length[: way.num_plain])] = copied[:cut]
+                np.maximum.at(filled, _ranges(to[way.num_plain :], length[way.num_plain :]), copied[cut:])
+            results, offsets = filled, starts
+        return results, offsets
+
+    def _weighed(self, way: _Steps, results: npt.NDArray[np.uint8], length: Ints) -> npt.NDArray[np.uint8]:
+        """What the tokens behind these steps come to, where a step itself may not be sure. Changes `results`."""
+        cut = int(length[: way.num_plain].sum())
+        most = np.repeat(np.where(way.sure, LEGAL, DEPENDENT).astype(np.uint8), length[way.num_plain :])
+        np.minimum(results[cut:], most, out=results[cut:])
+        return results
+
+
+def _strongest(pair: Ints, verdict: npt.NDArray[np.uint8]) -> tuple[Ints, npt.NDArray[np.uint8]]:
+    """Each pair once, with the best that one of its ways comes to, where that is anything."""
+    key = np.unique(pair * 4 + LEGAL - verdict)
+    once = np.ones(len(key), np.bool_)
+    once[1:] = key[1:] // 4 != key[:-1] // 4
+    pair, best = np.divmod(key[once], 4)
+    return pair[best < LEGAL], (LEGAL - best[best < LEGAL]).astype(np.uint8)
 
 
 def _ranges(starts: Ints, lengths: Ints) -> Ints:
