@@ -2,171 +2,289 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.fence.schema import randomly
+from tests.fence.test_machine import members, nested
+from zllm_jax.errors import Overloaded, UnsupportedGrammar
 from zllm_jax.fence import (
     DEAD,
     FREE,
-    ByteAutomaton,
-    Fences,
+    FencePool,
     FenceState,
+    Machine,
+    Place,
+    Position,
+    Vocabulary,
     choices,
-    compile_fences,
+    compile_tokens,
     decimal_number,
     fence_advance,
     fence_mask,
-    fence_start,
+    machine_of,
     pack_bits,
+    pack_positions,
     unpack_bits,
 )
-from zllm_jax.testing import ByteTokenizer
+from zllm_jax.fence.schema import json_schema
 
 EOS = 0
 # Tokens that span several states, share prefixes, cut a character, or contain bytes no automaton here knows.
-VOCABULARY = [
+PIECES = [
     *(b"", b"", b"0", b"1", b"9", b"-", b".", b"-0", b"0.", b".5", b"12", b"-1.0", b"00", b"1.2.3", b"x"),
     *(b"y", b"ye", b"yes", b"es", b"s", b"n", b"no", b"o", b"yesno", b"\xc3", b"\xa9", b"n\xc3", b"\xa9!", b"\n"),
 ]
-WORDS = choices(["yes", "no", "né"])
+JSON_PIECES = [
+    b'{"',
+    b'": ',
+    b'", "',
+    b'"}',
+    b"}}",
+    b"}]",
+    b'"], "',
+    b"[[",
+    b"]]",
+    b"tru",
+    b"null",
+    b', "a',
+    b"ab",
+    b"a\xc3",
+]
+BYTES = [bytes([byte]) for byte in range(256) if byte not in (0xF1, 0xF2, 0xF3)]
+WORDS = machine_of(choices(["yes", "no", "né"]))
+NUMBER = machine_of(decimal_number())
 
 
-def completable(automaton: ByteAutomaton, state: int, vocabulary: Sequence[bytes]) -> bool:
+class Device:
+    """One machine on the device, driven from the host."""
+
+    def __init__(self, machine: Machine, vocabulary: Vocabulary, states: int = 1024) -> None:
+        self.tables = compile_tokens(machine, vocabulary)
+        self.pool = FencePool(vocabulary, states)
+        self.place, _ = self.pool.load(self.tables)
+        self.vocabulary = vocabulary
+        self._mask, self._advance = jax.jit(fence_mask), jax.jit(fence_advance)
+
+    def at(self, *positions: Position | None) -> FenceState:
+        place = self.place
+        return pack_positions([None if one is None else (place.states, place.returns, one) for one in positions])
+
+    def legal(self, state: FenceState) -> np.ndarray:
+        """bool[B, V]"""
+        return unpack_bits(np.asarray(self._mask(self.pool.tables, state)), len(self.vocabulary))
+
+    def after(self, state: FenceState, *tokens: int) -> FenceState:
+        return jax.tree.map(np.asarray, self._advance(self.pool.tables, state, jnp.array(tokens, jnp.int32)))
+
+
+def completable(machine: Machine, state: int, tokens: Sequence[bytes]) -> bool:
     """Whether some tokens lead from `state` to an accepting one; by search, one text after the other."""
     seen, todo = set(), [state]
     while todo:
         state = todo.pop()
-        if automaton.accepting[state]:
+        if machine.accepting[state]:
             return True
         if state != DEAD and state not in seen:
             seen.add(state)
-            todo += [automaton.run(token, state) for token in vocabulary if token]
+            todo += [machine.run(token, Position(state)).state for token in tokens if token]
     return False
 
 
-def brute_force(automaton: ByteAutomaton, prefix: bytes, vocabulary: Sequence[bytes], eos: int) -> list[bool]:
-    return [
-        automaton.accepts(prefix)
-        if token == eos
-        else bool(text) and completable(automaton, automaton.run(prefix + text), vocabulary)
-        for token, text in enumerate(vocabulary)
-    ]
-
-
-@pytest.mark.parametrize("automaton", [decimal_number(), WORDS], ids=["number", "words"])
-def test_masks_equal_brute_force_along_every_path(automaton: ByteAutomaton) -> None:
-    fences = compile_fences([automaton], VOCABULARY, [EOS])
-    advance, mask = jax.jit(fence_advance), jax.jit(fence_mask)
+@pytest.mark.parametrize("machine", [NUMBER, WORDS], ids=["number", "words"])
+def test_masks_equal_brute_force_along_every_path(machine: Machine) -> None:
+    vocabulary = Vocabulary(PIECES, [EOS])
+    device = Device(machine, vocabulary)
     seen = set()
-    paths: list[tuple[FenceState, bytes]] = [(fence_start(fences.starts), b"")]
+    paths = [machine.begin]
     while paths:
-        state, prefix = paths.pop()
-        legal = unpack_bits(np.asarray(mask(fences.tables, state)), len(VOCABULARY))[0]
-        assert legal.tolist() == brute_force(automaton, prefix, VOCABULARY, EOS), prefix
-        assert legal.any(), f"stuck after {prefix!r}"
-        for token, text in enumerate(VOCABULARY):
-            after = advance(fences.tables, state, jnp.array([token], jnp.int32))
-            assert (int(after.state[0]) != DEAD) == legal[token]
-            if legal[token] and text and int(after.state[0]) not in seen:
-                seen.add(int(after.state[0]))
-                paths.append((after, prefix + text))
-    assert len(seen) >= automaton.num_states - 2  # all but DEAD and perhaps the start
-
-
-def test_a_bit_is_a_tokens_bytes_having_transitions() -> None:
-    # With every byte in the vocabulary a text can be completed wherever the automaton itself can go on.
-    tokenizer = ByteTokenizer()
-    vocabulary = [*tokenizer.vocabulary(), *VOCABULARY]
-    automaton = decimal_number()
-    fences = compile_fences([automaton], vocabulary, tokenizer.eos_ids)
-    for state in range(1, automaton.num_states):
-        legal = unpack_bits(np.asarray(fences.tables.masks), len(vocabulary))[
-            state + fences.starts[0] - automaton.start
+        at = paths.pop()
+        legal = device.legal(device.at(at))[0].tolist()
+        expected = [
+            machine.ended(at)
+            if token == EOS
+            else bool(text) and completable(machine, machine.run(text, at).state, PIECES)
+            for token, text in enumerate(PIECES)
         ]
-        expected = [bool(text) and automaton.run(text, state) != DEAD for text in vocabulary]
-        expected[tokenizer.eos_id] = bool(automaton.accepting[state])
-        assert legal.tolist() == expected
+        assert legal == expected, at
+        for token, text in enumerate(PIECES):
+            after = machine.run(text, at)
+            if legal[token] and text and after not in seen:
+                seen.add(after)
+                paths.append(after)
+    assert len(seen) >= machine.num_states - 2  # all but DEAD and perhaps the start
 
 
 def test_a_token_that_ends_in_a_blind_alley_is_not_legal() -> None:
     # "ab" could only go on with "c", which this vocabulary has not.
-    fences = compile_fences([choices(["abc", "ad"])], [b"", b"ab", b"a", b"d"], [EOS])
-    first = unpack_bits(np.asarray(fences.tables.masks), 4)[fences.starts[0]]
-    assert first.tolist() == [False, False, True, False]
-    with pytest.raises(ValueError, match="automaton 1 cannot be completed"):
-        compile_fences([choices(["a"]), choices(["b"])], [b"", b"a"], [EOS])
+    device = Device(machine_of(choices(["abc", "ad"])), Vocabulary([b"", b"ab", b"a", b"d"], [EOS]))
+    assert device.legal(device.at(device.tables.machine.begin))[0].tolist() == [False, False, True, False]
+    with pytest.raises(UnsupportedGrammar, match="cannot be satisfied with this vocabulary"):
+        compile_tokens(machine_of(choices(["b"])), Vocabulary([b"", b"a"], [EOS]))
 
 
 @pytest.fixture(scope="module")
-def both() -> Fences:
-    return compile_fences([decimal_number(), WORDS], VOCABULARY, [EOS])
+def json_vocabulary() -> Vocabulary:
+    return Vocabulary([b"", *BYTES, *JSON_PIECES], [EOS])
 
 
-def test_each_row_follows_its_own_fence(both: Fences) -> None:
-    alone = [compile_fences([automaton], VOCABULARY, [EOS]) for automaton in (decimal_number(), WORDS)]
-    state = fence_start([both.starts[1], FREE, both.starts[0]])
-    single = [fence_start(fences.starts) for fences in alone]
-    row = {text: token for token, text in enumerate(VOCABULARY)}
-    for words, number in ((b"n", b"-1.0"), (b"\xc3", b"9"), (b"\xa9", b"12")):
-        mask = np.asarray(fence_mask(both.tables, state))
-        for i, one in ((0, 1), (2, 0)):
-            np.testing.assert_array_equal(mask[i], np.asarray(fence_mask(alone[one].tables, single[one]))[0])
-        assert unpack_bits(mask[1], len(VOCABULARY)).all()
-        tokens = jnp.array([row[words], EOS, row[number]], jnp.int32)
-        state = fence_advance(both.tables, state, tokens)
-        single = [fence_advance(alone[one].tables, single[one], tokens[i : i + 1]) for one, i in ((0, 2), (1, 0))]
-    accepting = np.asarray(both.tables.accepting)[np.asarray(state.state)]
-    assert accepting.all()
+CLOSED = {"type": "object", "additionalProperties": False}
+SCHEMAS = {
+    "anything": True,
+    "closed": {**CLOSED, "properties": {"a": {"type": "integer"}, "ab": {"type": "string"}}},
+    "open": {"properties": {"a": {"type": "integer"}}, "required": ["a", "b"], "type": "object"},
+    "tree": {**CLOSED, "properties": {"a": {"items": {"$ref": "#"}, "type": "array"}}},
+    "few": {"type": "object", "maxProperties": 2, "required": ["ab"]},
+    "either": {"type": "object", "anyOf": [{"required": ["ab"]}, {"properties": {"a": {"const": 1}}, "required": ["a"]}]},
+    "short": {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 3},
+}  # fmt: skip
 
 
-def test_a_draft_is_probed_on_a_copy(both: Fences) -> None:
-    start = fence_start([both.starts[0]])
-    draft = [VOCABULARY.index(text) for text in (b"-1.0", b"yes", b"9")]
-
-    def step(state: FenceState, token: jax.Array) -> tuple[FenceState, tuple[FenceState, jax.Array]]:
-        after = fence_advance(both.tables, state, token[None])
-        return after, (after, fence_mask(both.tables, after))
-
-    _, (states, masks) = jax.jit(lambda state, draft: jax.lax.scan(step, state, draft))(
-        start, jnp.array(draft, jnp.int32)
-    )
-    verified = FenceState(states.state[0])
-    assert verified.state.tolist() == fence_advance(both.tables, start, jnp.array(draft[:1], jnp.int32)).state.tolist()
-    assert states.state[1:].tolist() == [[DEAD], [DEAD]]
-    assert not np.asarray(masks[1:]).any()
-    assert start.state.tolist() == [both.starts[0]]
+def walks(machine: Machine, vocabulary: Vocabulary, rng: random.Random, steps: int) -> list[Position]:
+    """Positions along a random legal path of tokens."""
+    at, found = machine.begin, [machine.begin]
+    for _ in range(steps):
+        ways = [after for text in vocabulary.tokens if text and not (after := machine.run(text, at)).dead]
+        if not ways:
+            break
+        at = rng.choice(ways)
+        found.append(at)
+    return found
 
 
-def test_the_step_compiles_once(both: Fences) -> None:
-    compiled = jax.jit(lambda *arguments: fence_advance(*arguments))  # its own function: the cache is the function's
-    state = fence_start(both.starts)
-    for tokens in ([2, 15], [11, 17], [1, 1]):
-        state = compiled(both.tables, state, jnp.array(tokens, jnp.int32))
-    assert compiled._cache_size() == 1
+def agree(device: Device, positions: Sequence[Position]) -> None:
+    """Mask and advance of the device are those of the machine, for all tokens."""
+    machine, tokens = device.tables.machine, device.vocabulary.tokens
+    for at, legal in zip(positions, device.legal(device.at(*positions)), strict=True):
+        expected = [bool(text) and not machine.run(text, at).dead for text in tokens]
+        expected[EOS] = machine.ended(at) or not any(expected)
+        assert legal.tolist() == expected, at
 
 
-def test_eos_leaves_the_state_and_specials_lead_nowhere(both: Fences) -> None:
-    state = fence_advance(both.tables, fence_start([both.starts[0]]), jnp.array([2], jnp.int32))
-    assert fence_advance(both.tables, state, jnp.array([EOS], jnp.int32)).state.tolist() == state.state.tolist()
-    assert fence_advance(both.tables, state, jnp.array([1], jnp.int32)).state.tolist() == [DEAD]
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_device_is_the_machine(name: str, json_vocabulary: Vocabulary) -> None:
+    rng = random.Random(name)
+    device = Device(json_schema(SCHEMAS[name]).machine, json_vocabulary)
+    for _ in range(3):
+        agree(device, walks(device.tables.machine, json_vocabulary, rng, 12))
 
 
-def test_an_eos_with_bytes_is_refused() -> None:
-    with pytest.raises(ValueError, match="EOS token has bytes"):
-        compile_fences([WORDS], VOCABULARY, [2])
+@pytest.mark.parametrize("machine", [nested(), members()], ids=["nested", "members"])
+def test_frames_and_registers_on_the_device(machine: Machine) -> None:
+    tokens = [b"", *(bytes([byte]) for byte in b"[]()abc"), b"[[", b"]]", b"(a", b"ab", b"ca)", b"(cab)", b"aa"]
+    device = Device(machine, Vocabulary(tokens, [EOS]))
+    rng = random.Random(0)
+    for _ in range(6):
+        agree(device, walks(device.tables.machine, device.vocabulary, rng, 30))
 
 
-@pytest.mark.parametrize("num_tokens", [1, *range(32_001, 32_033)])
-def test_packing_at_every_vocabulary_size(num_tokens: int) -> None:
-    bits = np.random.default_rng(num_tokens).random((3, num_tokens)) < 0.5
-    words = pack_bits(bits)
-    assert words.shape == (3, -(-num_tokens // 32))
-    assert words.dtype == np.uint32
-    for token in {0, num_tokens // 2, num_tokens - 1}:
-        assert ((words[:, token // 32] >> np.uint32(token % 32)) & 1 == bits[:, token]).all()
-    np.testing.assert_array_equal(unpack_bits(words, num_tokens), bits)
-    assert np.bitwise_count(words).sum() == bits.sum()  # nothing is set beyond V
+@pytest.mark.parametrize("block", range(3))
+def test_random_schemas_on_the_device(block: int, json_vocabulary: Vocabulary) -> None:
+    done = 0
+    for seed in range(block * 100, block * 100 + 12):
+        rng = random.Random(seed)
+        try:
+            machine = json_schema(randomly.schema(rng), formats=False).machine
+        except UnsupportedGrammar:
+            continue
+        device = Device(machine, json_vocabulary, 2048)
+        agree(device, walks(device.tables.machine, json_vocabulary, rng, 10))
+        done += 1
+    assert done
+
+
+def test_advance_is_the_machines_step(json_vocabulary: Vocabulary) -> None:
+    rng = random.Random(5)
+    device = Device(json_schema(SCHEMAS["tree"]).machine, json_vocabulary)
+    machine = device.tables.machine
+    at, state = machine.begin, device.at(machine.begin)
+    for _ in range(60):
+        legal = np.flatnonzero(device.legal(state)[0][1:]) + 1
+        if not len(legal):
+            break
+        token = int(rng.choice(legal.tolist()))
+        at, state = machine.run(json_vocabulary.tokens[token], at), device.after(state, token)
+        expected = device.at(at)
+        assert int(state.state[0]) == int(expected.state[0])
+        assert int(state.depth[0]) == int(expected.depth[0])
+        frames = len(at.stack)
+        np.testing.assert_array_equal(state.stack[0, :frames], expected.stack[0, :frames])
+
+
+def test_rows_follow_their_own_grammar_or_none(json_vocabulary: Vocabulary) -> None:
+    number = compile_tokens(NUMBER, json_vocabulary)
+    device = Device(json_schema(SCHEMAS["closed"]).machine, json_vocabulary)
+    place, fresh = device.pool.load(number)
+    assert fresh
+    rows = [
+        (device.place.states, device.place.returns, device.tables.machine.begin),
+        (place.states, place.returns, NUMBER.begin),
+        None,
+    ]
+    legal = device.legal(pack_positions(rows))
+    assert legal[2].all()
+    spelled = [[text for text, ok in zip(json_vocabulary.tokens, row, strict=True) if ok] for row in legal[:2]]
+    assert set(spelled[0]) == {b"{", b'{"'}
+    assert set(spelled[1]) == {bytes([byte]) for byte in b"-0123456789"}
+
+
+def test_eos_leaves_the_state_and_an_illegal_token_kills_it() -> None:
+    device = Device(NUMBER, Vocabulary(PIECES, [EOS]))
+    begin = device.at(NUMBER.begin)
+    five = device.after(begin, PIECES.index(b"12"))
+    assert int(device.after(five, EOS).state[0]) == int(five.state[0])
+    for illegal in (PIECES.index(b"x"), 1):
+        assert int(device.after(begin, illegal).state[0]) == DEAD
+    assert int(device.after(device.at(None), 1).state[0]) == FREE
+
+
+def test_a_draft_is_judged_on_a_copy() -> None:
+    device = Device(NUMBER, Vocabulary(PIECES, [EOS]))
+    begin = device.at(NUMBER.begin)
+    probe = begin
+    for token in (PIECES.index(b"-"), PIECES.index(b"x"), PIECES.index(b"0")):
+        probe = device.after(probe, token)
+    assert int(probe.state[0]) == DEAD  # no error
+    assert device.legal(begin)[0].any()
+
+
+def test_a_full_pool_forgets_who_is_idle_and_refuses_beside_who_is_not() -> None:
+    vocabulary = Vocabulary(PIECES, [EOS])
+    first, second = compile_tokens(NUMBER, vocabulary), compile_tokens(WORDS, vocabulary)
+    pool = FencePool(vocabulary, 12)
+    pool.load(first)
+    with pytest.raises(Overloaded, match="try again later"):
+        pool.load(second)
+    pool.release(first)
+    assert pool.load(second) == (Place(1, 0), True)
+    pool.release(second)
+    assert pool.load(second) == (Place(1, 0), False)
+    large = compile_tokens(machine_of(choices(["no" * 40])), vocabulary)
+    with pytest.raises(UnsupportedGrammar, match="raise EngineConfig.fence_states"):
+        pool.load(large)
+
+
+@pytest.mark.parametrize("num_tokens", range(1, 66))
+def test_bits_are_packed_for_every_width(num_tokens: int) -> None:
+    bits = np.random.default_rng(num_tokens).integers(0, 2, (3, num_tokens)).astype(np.bool_)
+    packed = pack_bits(bits)
+    assert packed.shape == (3, -(-num_tokens // 32))
+    assert packed.dtype == np.uint32
+    np.testing.assert_array_equal(unpack_bits(packed, num_tokens), bits)
+
+
+def test_the_step_takes_no_host_round_trip() -> None:
+    device = Device(NUMBER, Vocabulary(PIECES, [EOS]))
+    compiled = jax.jit(partial(_both, device.pool.tables)).lower(device.at(NUMBER.begin)).compile()
+    assert not any(word in compiled.as_text() for word in ("callback", "infeed", "outfeed"))
+
+
+def _both(tables: object, state: FenceState) -> FenceState:
+    mask = fence_mask(tables, state)  # type: ignore[arg-type]
+    return fence_advance(tables, state, jnp.argmax(mask, axis=1).astype(jnp.int32))  # type: ignore[arg-type]

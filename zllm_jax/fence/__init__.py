@@ -1,34 +1,43 @@
 """Fences: which tokens may come next, as values on the device.
 
-Knows automata over bytes and their masks over a vocabulary. Must not know the name of any tool, nor who asks.
+Knows grammars, machines over bytes and their masks over a vocabulary. Must not know the name of any tool, nor who asks.
 """
 
 from zllm_jax.fence.automaton import DEAD, ByteAutomaton, choices, decimal_number
-from zllm_jax.fence.device import FenceState, TokenAutomaton, fence_advance, fence_mask, fence_start
+from zllm_jax.fence.device import FREE, FenceState, FenceTables, fence_advance, fence_mask, fence_select, pack_positions
+from zllm_jax.fence.grammars import Compiled, compile_fence
 from zllm_jax.fence.machine import MAX_DEPTH, Condition, Edge, Frame, Machine, MachineBuilder, Position, machine_of
-from zllm_jax.fence.tokens import FREE, Fences, compile_fences, pack_bits, unpack_bits
+from zllm_jax.fence.pool import FencePool, Place
+from zllm_jax.fence.tables import TokenTables, compile_tokens, pack_bits, unpack_bits
+from zllm_jax.fence.vocabulary import Vocabulary
 
 __all__ = [
     "DEAD",
     "FREE",
     "MAX_DEPTH",
     "ByteAutomaton",
+    "Compiled",
     "Condition",
     "Edge",
+    "FencePool",
     "FenceState",
-    "Fences",
+    "FenceTables",
     "Frame",
     "Machine",
     "MachineBuilder",
+    "Place",
     "Position",
-    "TokenAutomaton",
+    "TokenTables",
+    "Vocabulary",
     "choices",
-    "compile_fences",
+    "compile_fence",
+    "compile_tokens",
     "decimal_number",
     "fence_advance",
     "fence_mask",
-    "fence_start",
+    "fence_select",
     "machine_of",
     "pack_bits",
+    "pack_positions",
     "unpack_bits",
 ]

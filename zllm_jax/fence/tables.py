@@ -128,11 +128,13 @@ def _spellable(machine: Machine, vocabulary: Vocabulary) -> tuple[Machine, bool]
     """The machine without bytes that are no tokens of their own, where it can do without them.
 
     So every way that is left can be gone to its end. Few vocabularies have all 256; the missing ones begin characters
-    that nobody uses. True: it cannot do without; whether a text can be completed then depends on its tokens.
+    that nobody uses. True: other tokens contain them; whether a text can be completed then depends on those.
     """
     missing = set(np.flatnonzero((machine.edges != DEAD).any(axis=0)).tolist()) - vocabulary.single_bytes
     if not missing:
         return machine, False
+    if not machine.special and not missing.isdisjoint(b"".join(vocabulary.tokens)):
+        return machine, True
     edges = machine.edges.copy()
     edges[:, sorted(missing)] = DEAD
     without = replace(machine, edges=edges)
