@@ -96,7 +96,8 @@ def test_with_a_real_tokenizer(smollm2: Path) -> None:
     files = open_checkpoint(smollm2).tokenizer
     assert files is not None
     tokenizer = load_tokenizer(files)
-    vocabulary = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+    special = tokenizer.special_ids
+    vocabulary = [b"" if token in special else tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
     eos = tokenizer.encode("<|im_end|>")
     assert len(eos) == 1
     at = HostVocabulary(vocabulary, tuple(eos)).matcher(ARITHMETIC)

@@ -55,7 +55,7 @@ class LoopGuard:
     symbol_tokens: int = 1536
     context: int = 8
     num_slots: int = 4096
-    passage_tokens: int = 96
+    passage_tokens: int = 64
     passage_seen: int = 3
     passage_words: int = 16
     end_after: int = 2
