@@ -14,7 +14,23 @@ def _rows(template: str, count: int, seed: int) -> str:
     )
 
 
-_WORDS = "apple river stone cloud paper light green house music table north winter bread glass horse".split()
+_WORDS = [
+    "apple",
+    "river",
+    "stone",
+    "cloud",
+    "paper",
+    "light",
+    "green",
+    "house",
+    "music",
+    "table",
+    "north",
+    "winter",
+    "bread",
+    "glass",
+    "horse",
+]
 
 
 def _hex_dump(count: int, seed: int | None) -> str:
@@ -154,7 +170,8 @@ _PARAGRAPH = (
 _REASONING = (
     "Okay, so we have two workers and each of them paints one wall in six hours. Together they would need three hours "
     "for one wall. But the problem says that the second worker begins later, so that must be taken into account. Let "
-    "me write the equation: the first has painted for t hours, the second for t minus one. "
+    "me write the equation: the first has painted for t hours, the second for t minus one. If both rates are one "
+    "sixth, the sum of the two terms must be one, and this gives a time that I can verify. "
 )
 _LONG = (
     " ".join(
