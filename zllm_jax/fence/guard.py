@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -206,13 +207,19 @@ def _remember(guard: LoopGuard, state: GuardState, token: int) -> GuardState:
     slot = slot_of(guard, context)
     again = int(state.slot_context[slot]) == context and int(state.slot_next[slot]) == token
     count = int(state.slot_count[slot]) if again else 0
-    slots = [array.copy() for array in (state.slot_context, state.slot_next, state.slot_count)]
-    for array, value in zip(slots, (context, token, count + 1), strict=True):
-        array[slot] = value
     return replace(
         state,
-        slot_context=slots[0],
-        slot_next=slots[1],
-        slot_count=slots[2],
+        slot_context=_with(state.slot_context, slot, context),
+        slot_next=_with(state.slot_next, slot, token),
+        slot_count=_with(state.slot_count, slot, count + 1),
         foreseen=state.foreseen + 1 if count >= guard.passage_seen else 0,
     )
+
+
+_Array = TypeVar("_Array", npt.NDArray[np.uint32], npt.NDArray[np.int32])
+
+
+def _with(array: _Array, index: int, value: int) -> _Array:
+    changed = array.copy()
+    changed[index] = value
+    return changed

@@ -109,7 +109,8 @@ def combine(grammar_mask: jax.Array, guard_mask: jax.Array) -> jax.Array:
 
 
 def _at(table: jax.Array, index: jax.Array) -> jax.Array:
-    return jnp.take_along_axis(table, index[:, None], axis=1)[:, 0]
+    found: jax.Array = jnp.take_along_axis(table, index[:, None], axis=1)[:, 0]
+    return found
 
 
 def _context_hash(recent: jax.Array, guard: LoopGuard) -> jax.Array:
@@ -121,4 +122,5 @@ def _context_hash(recent: jax.Array, guard: LoopGuard) -> jax.Array:
 
 
 def _slot_of(context: jax.Array, guard: LoopGuard) -> jax.Array:
-    return ((context >> jnp.uint32(8)) & jnp.uint32(guard.num_slots - 1)).astype(jnp.int32)
+    slot: jax.Array = ((context >> jnp.uint32(8)) & jnp.uint32(guard.num_slots - 1)).astype(jnp.int32)
+    return slot
