@@ -118,7 +118,9 @@ class GuardState:
     slot_context: npt.NDArray[np.uint32]  # [num_slots]
     slot_next: npt.NDArray[np.int32]  # [num_slots]
     slot_count: npt.NDArray[np.int32]  # [num_slots]
-    foreseen: int  # so many of the last tokens followed their context as often before
+    # Tokens that followed their context before, `context` less for each that did not: a place lost to another one that
+    # shares its slot costs little, a new token, which changes as many contexts, nearly all.
+    foreseen: int
     broken: int  # loops that were left
 
 
@@ -212,7 +214,7 @@ def _remember(guard: LoopGuard, state: GuardState, token: int) -> GuardState:
         slot_context=_with(state.slot_context, slot, context),
         slot_next=_with(state.slot_next, slot, token),
         slot_count=_with(state.slot_count, slot, count + 1),
-        foreseen=state.foreseen + 1 if count >= guard.passage_seen else 0,
+        foreseen=state.foreseen + 1 if count >= guard.passage_seen else max(0, state.foreseen - guard.context),
     )
 
 

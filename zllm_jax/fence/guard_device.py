@@ -83,7 +83,9 @@ def rows_advance(rows: GuardRows, words: ArrayLike, token: jax.Array, *, guard: 
         slot_context=rows.slot_context.at[each, slot].set(context),
         slot_next=rows.slot_next.at[each, slot].set(token),
         slot_count=rows.slot_count.at[each, slot].set(count + 1),
-        foreseen=jnp.where(count >= guard.passage_seen, rows.foreseen + 1, 0),
+        foreseen=jnp.where(
+            count >= guard.passage_seen, rows.foreseen + 1, jnp.maximum(rows.foreseen - guard.context, 0)
+        ),
         broken=rows.broken + left.astype(jnp.int32),
     )
 
