@@ -55,7 +55,7 @@ class LoopGuard:
     chant_tokens: int = 384
     symbol_tokens: int = 1536
     context: int = 8
-    num_slots: int = 4096
+    num_slots: int = 8192
     passage_tokens: int = 64
     passage_seen: int = 3
     passage_words: int = 16
