@@ -120,7 +120,8 @@ def _context_hash(recent: jax.Array, guard: LoopGuard) -> jax.Array:
     for i in range(guard.context):
         value = (value ^ recent[:, i].astype(jnp.uint32)) * jnp.uint32(MULTIPLIER)
         value = value ^ (value >> jnp.uint32(15))
-    return value | jnp.uint32(1)
+    context: jax.Array = value | jnp.uint32(1)
+    return context
 
 
 def _slot_of(context: jax.Array, guard: LoopGuard) -> jax.Array:
