@@ -108,6 +108,7 @@ class EngineConfig:
     checkpoint_tokens: likewise, each how many tokens of a prompt its state is kept, in whole pages (0: never).
     staged_restore: compute a group of layers as soon as its own rows are there (False: once all are, to compare).
     save_on_close: write the resident conversations to disk when the engine is closed.
+    fence_states: states of all grammars that running requests may follow together (0: no fences).
     max_queue: waiting requests before `Overloaded`. salt: the tenant's part of the identity.
     """
 
@@ -129,6 +130,7 @@ class EngineConfig:
     checkpoint_tokens: int = 1024
     staged_restore: bool = True
     save_on_close: bool = True
+    fence_states: int = 2048
     max_queue: int = 256
     salt: str = ""
     context_extension: ContextExtension | None = None
@@ -143,7 +145,7 @@ class EngineConfig:
             positive(name)
         for name in ("tensor_parallel", "max_queue", "disk_cache_bytes"):
             positive(name)
-        for name in ("prefix_rounds", "checkpoint_tokens"):
+        for name in ("prefix_rounds", "checkpoint_tokens", "fence_states"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"EngineConfig.{name} is {getattr(self, name)}, must be at least 0")
         if self.cache_policy not in ("cost", "lru"):

@@ -140,6 +140,7 @@ class Request:
     conversation: a hint where to look first; tokens are always compared.
     tenant: whose request it is: cached states are never shared between tenants, and each gets its fair share.
     priority: higher ones are admitted first.
+    fence: what the output must be; enforced token by token, before sampling.
     """
 
     input: str | Sequence[int] | Sequence[Message] | None = None
@@ -156,6 +157,7 @@ class Request:
     tenant: str = ""
     priority: int = 0
     tools: tuple[Mapping[str, Any], ...] = ()
+    fence: Fence | None = None
     request_id: str | None = None
 
     def __post_init__(self) -> None:
@@ -186,6 +188,8 @@ class Request:
             raise InvalidRequest(f"{name} is empty: at least one token is needed to predict the next", param=name)
         object.__setattr__(self, name, value)
         _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        if self.fence is not None and self.ignore_eos:
+            raise InvalidRequest("a fence ends its output with EOS: ignore_eos cannot be used with it", param="fence")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if any(not isinstance(text, str) or not text for text in stop):
             raise InvalidRequest("stop sequences must be non-empty texts", param="stop")
@@ -279,6 +283,7 @@ class Telemetry:
     saved_bytes: int = 0  # state bytes those steps would have written
     termination: str = "ok"  # the accelerator's own flag
     stop_text: str | None = None
+    fence_relaxed: tuple[str, ...] = ()  # what `Fence.relax` left out of the schema, as "path: reason"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,9 @@ from zllm_jax.checkpoint import Checkpoint, open_checkpoint, resolve
 from zllm_jax.config import EngineConfig, ModelConfig, zllm_home
 from zllm_jax.dialect import ChatTemplate, Tokenizer, load_tokenizer
 from zllm_jax.engine import Progress
+from zllm_jax.engine.fences import FenceCompiler, vocabulary_of
 from zllm_jax.errors import ConfigError, StoreUnavailable
+from zllm_jax.fence import FencePool
 from zllm_jax.runtime import (
     Runner,
     StateShape,
@@ -59,7 +61,9 @@ class Engine(engine_.Engine):
             keep_compilations(zllm_home() / "compilations")
         tokenizer = load_tokenizer(checkpoint.tokenizer) if checkpoint.tokenizer is not None else None
         store = open_store(checkpoint, cfg, config, tokenizer) if config.disk_cache else None
-        runner = open_runner(checkpoint, cfg, shape, config, progress)
+        vocabulary = vocabulary_of(tokenizer, cfg.vocab_size) if tokenizer is not None and config.fence_states else None
+        pool = FencePool(vocabulary, config.fence_states) if vocabulary is not None else None
+        runner = open_runner(checkpoint, cfg, shape, config, progress, pool)
         cache = PrefixCache(
             runner,
             store,
@@ -83,6 +87,7 @@ class Engine(engine_.Engine):
             tokenizer=tokenizer,
             template=chat_template(checkpoint, tokenizer),
             warm=runner.warmup,
+            fences=FenceCompiler(vocabulary, config.fence_states) if vocabulary is not None else None,
             progress=progress,
         )
 
@@ -94,7 +99,12 @@ def _name(model: str | Path) -> str:
 
 
 def open_runner(
-    checkpoint: Checkpoint, cfg: ModelConfig, shape: StateShape, config: EngineConfig, progress: Progress | None
+    checkpoint: Checkpoint,
+    cfg: ModelConfig,
+    shape: StateShape,
+    config: EngineConfig,
+    progress: Progress | None,
+    pool: FencePool | None = None,
 ) -> Runner:
     """Weights and state on the device. The programs of a first short request are fetched while the weights load.
 
@@ -102,10 +112,12 @@ def open_runner(
     """
     check_shapes(checkpoint, cfg)
     mesh = open_mesh(cfg, config)
+    tables = pool.tables if pool is not None else None
     state_dtype = config.state_dtype or config.dtype
-    _beside(fetch_prefill, cfg, shape, config.dtype, state_dtype, config.prefill_buckets[0], mesh)
+    _beside(fetch_prefill, cfg, shape, config.dtype, state_dtype, config.prefill_buckets[0], mesh, tables)
     params = load_params(checkpoint, cfg, config.dtype, mesh=mesh, progress=progress)
-    _beside(fetch_decode, cfg, shape, config.dtype, state_dtype, config.decode_buckets[0], config.decode_steps, mesh)
+    decode = (config.decode_buckets[0], config.decode_steps)
+    _beside(fetch_decode, cfg, shape, config.dtype, state_dtype, *decode, mesh, tables)
     return Runner(
         params,
         cfg,
@@ -115,6 +127,7 @@ def open_runner(
         decode_buckets=config.decode_buckets,
         decode_steps=config.decode_steps,
         mesh=mesh,
+        fences=pool,
     )
 
 

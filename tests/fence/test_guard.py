@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import pytest
+from zllm_jax.fence.tokens import pack_bits, unpack_bits
 
 from tests.fence.guard_texts import LEGAL, LOOPING
 from zllm_jax.checkpoint import open_checkpoint
@@ -25,7 +26,6 @@ from zllm_jax.fence.guard import (
     word_tokens,
 )
 from zllm_jax.fence.guard_device import combine, excluding_mask, guard_rows, rows_advance, rows_end, rows_excluded
-from zllm_jax.fence.tokens import pack_bits, unpack_bits
 
 GUARD = LoopGuard()
 SMALL = LoopGuard(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zllm_jax.cli.engine import add_engine_options, open_engine
+from zllm_jax.cli.fence import add_fence_options, fence_of
 from zllm_jax.cli.logs import add_log_options
 from zllm_jax.cli.output import ConsoleProgress, add_json, print_json
 from zllm_jax.errors import ConfigError, InvalidRequest
@@ -23,6 +24,7 @@ GENERATE_EXAMPLES = """\
 examples:
   zllm generate --prompt "It is a truth universally acknowledged" --max-tokens 40 --temperature 0
   echo "The sea is" | zllm generate --prompt -
+  zllm generate --chat chat.json --schema answer.json         answer in JSON that satisfies a schema
   zllm generate --chat chat.json --seed 7 --json        chat.json: [{"role": "user", "content": "Hello"}]
 
 Text is written as it comes. --json prints the whole envelope at the end; with --stream too, one JSON line a piece.
@@ -57,6 +59,7 @@ def add(commands: Any) -> None:
     generate.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; may be repeated"
     )
+    add_fence_options(generate, required=False)
     generate.add_argument("--stream", action="store_true", help="with --json: one JSON line a piece")
     add_json(generate, "the envelope")
     add_log_options(generate)
@@ -79,7 +82,9 @@ def add(commands: Any) -> None:
 def _generate(args: argparse.Namespace) -> int:
     given = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
     sampling = Sampling(**{name: value for name, value in given.items() if value is not None})
-    request = Request(_input(args), max_tokens=args.max_tokens, sampling=sampling, stop=tuple(args.stop))
+    request = Request(
+        _input(args), max_tokens=args.max_tokens, sampling=sampling, stop=tuple(args.stop), fence=fence_of(args)
+    )
     with ConsoleProgress() as progress:
         engine = open_engine(args, progress, max_batch=1, device_cache_bytes=None)  # one request, then it ends
     with engine:

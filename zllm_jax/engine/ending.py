@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 class Ending:
     """Sees a request's envelope first, and returns it with what there is to add.
 
-    prompt: i32[S] as it was computed. eos_ids: what may end the output without being part of the turn.
+    prompt: i32[S] as it was computed. relaxed: what the request's fence leaves out. eos_ids: what may end the output without being part of the turn.
     """
 
     def __init__(
@@ -27,11 +27,15 @@ class Ending:
         eos_ids: tuple[int, ...],
         tokenizer: Tokenizer | None,
         replay: Replay | None,
+        *,
+        relaxed: tuple[str, ...] = (),
     ) -> None:
         self._request, self._prompt, self._eos_ids = request, prompt, eos_ids
-        self._tokenizer, self._replay = tokenizer, replay
+        self._tokenizer, self._replay, self._relaxed = tokenizer, replay, relaxed
 
     def __call__(self, envelope: Envelope) -> Envelope:
+        if self._relaxed:
+            envelope = replace(envelope, telemetry=replace(envelope.telemetry, fence_relaxed=self._relaxed))
         try:
             envelope = self._explained(envelope)
             self._remember(envelope)

@@ -17,6 +17,7 @@ from zllm_jax.config import EngineConfig, ModelConfig
 from zllm_jax.dialect import ChatTemplate, Replay, Tokenizer, without_volatile
 from zllm_jax.engine.call import Call
 from zllm_jax.engine.ending import Ending
+from zllm_jax.engine.fences import FenceCompiler, Ready
 from zllm_jax.errors import InvalidRequest, ZllmError
 from zllm_jax.metrics import Metrics
 from zllm_jax.scheduler import Job, Scheduler, clock
@@ -44,6 +45,7 @@ class Engine:
         tokenizer: Tokenizer | None,
         template: ChatTemplate | None,
         warm: Callable[[Progress | None], None],
+        fences: FenceCompiler | None = None,
         metrics: Metrics | None = None,
         on_close: Callable[[], None] = lambda: None,
         progress: Progress | None = None,
@@ -53,6 +55,7 @@ class Engine:
         self._template, self._scheduler, self._cache = template, scheduler, cache
         self._warm, self._on_close, self._progress = warm, on_close, progress
         self._metrics = metrics or cache.metrics
+        self._fences = fences
         self._replay = None
         if tokenizer is not None and template is not None:
             self._replay = Replay(tokenizer, template, vocab_size=model_config.vocab_size)
@@ -89,6 +92,7 @@ class Engine:
         one = request.sampling
         seed = one.seed if one.seed is not None else secrets.randbits(63)
         eos = () if request.ignore_eos else self._eos_ids()
+        fence = self._fence(request)
         job = Job(
             request_id=request.request_id or f"req-{next(self._ids)}",
             prompt=prompt,
@@ -100,6 +104,7 @@ class Engine:
             tenant=request.tenant,
             priority=request.priority,
             conversation=request.conversation,
+            fence=None if fence is None else fence.tables,
             single_step=bool(request.stop),
             started=started,
             deadline=None if request.timeout_s is None else started + request.timeout_s,
@@ -107,7 +112,8 @@ class Engine:
         self._check_ids(prompt, one.logit_bias)
         if request.stop and self.tokenizer is None:
             raise InvalidRequest("stop sequences are text, but this model has no tokenizer", param="stop")
-        ending = Ending(request, prompt, eos, self.tokenizer, self._replay)
+        relaxed = () if fence is None else fence.relaxed
+        ending = Ending(request, prompt, eos, self.tokenizer, self._replay, relaxed=relaxed)
         return Call(job.request_id, request, self._scheduler.submit(job), self.tokenizer, ending)
 
     async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
@@ -204,6 +210,15 @@ class Engine:
         if not ids:
             raise InvalidRequest("the prompt has no tokens: at least one is needed to predict the next", param="prompt")
         return np.asarray(ids, np.int32)
+
+    def _fence(self, request: Request) -> Ready | None:
+        if request.fence is None:
+            return None
+        if self._fences is None:
+            raise InvalidRequest(
+                "this engine follows no fences: it has no tokenizer, or EngineConfig.fence_states is 0", param="fence"
+            )
+        return self._fences.ready(request.fence)
 
     def _eos_ids(self) -> tuple[int, ...]:
         return self.tokenizer.eos_ids if self.tokenizer is not None else self.model_config.eos_ids

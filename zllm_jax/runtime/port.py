@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from zllm_jax.buffers import RowLayout
+from zllm_jax.fence import Place, Position, TokenTables
 from zllm_jax.values import Sampling, TokenLogprob
 
 
@@ -20,9 +21,20 @@ class Drawn:
     logprob: TokenLogprob | None = None
 
 
+@dataclass(frozen=True)
+class Fenced:
+    """Which grammar, where it lies in the device's table, and how far the output has come in it."""
+
+    place: Place
+    at: Position
+
+
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """A piece of one prompt: `tokens` stand at `start`. last: draw the first token of the output after it."""
+    """A piece of one prompt: `tokens` stand at `start`. last: draw the first token of the output after it.
+
+    fence: what that token must obey; None where it is free.
+    """
 
     tokens: Sequence[int]
     start: int
@@ -32,11 +44,15 @@ class Chunk:
     sampling: Sampling
     seed: int
     last: bool
+    fence: Fenced | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A running sequence in a decode call: `token` is fed at `position`; at most `budget` tokens are drawn."""
+    """A running sequence in a decode call: `token` is fed at `position`; at most `budget` tokens are drawn.
+
+    fence: what they must obey, from where the output stands with `token`.
+    """
 
     token: int
     position: int
@@ -47,6 +63,7 @@ class Row:
     seed: int
     budget: int
     stop_ids: Sequence[int]
+    fence: Fenced | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +128,14 @@ class Backend(Protocol):
 
     def decode(self, rows: Sequence[Row], steps: int) -> list[list[Drawn]]:
         """Up to `steps` tokens for each row, fewer where a row stopped."""
+
+    def load_fence(self, tables: TokenTables) -> Place:
+        """Bring a grammar onto the device, or find it there. Each call needs a `release_fence`.
+
+        Raises `UnsupportedGrammar` when it does not fit by itself, `Overloaded` while others need the room.
+        """
+
+    def release_fence(self, tables: TokenTables) -> None: ...
 
     def copy_page(self, source: int, target: int) -> None: ...
 

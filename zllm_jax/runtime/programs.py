@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from zllm_jax.config import Dtype, ModelConfig
+from zllm_jax.fence import FenceState, FenceTables, pack_positions
 from zllm_jax.runtime import steps, transfer
 from zllm_jax.runtime.models import architecture
 from zllm_jax.runtime.port import Chunk, Row
@@ -62,11 +63,12 @@ def draw_first(
     history: History,
     x: jax.Array,
     inputs: steps.PrefillInputs,
+    fences: FenceTables | None = None,
     *,
     cfg: ModelConfig,
     mesh: Mesh | None,
 ) -> tuple[History, Sampled]:
-    history, sampled = steps.draw_first(params, history, x, inputs, cfg=cfg)
+    history, sampled = steps.draw_first(params, history, x, inputs, cfg=cfg, fences=fences)
     return pin(history, mesh, HISTORY_AXES), pin(sampled, mesh)
 
 
@@ -75,12 +77,13 @@ def decode(
     params: steps.Params,
     state: State,
     inputs: steps.DecodeInputs,
+    fences: FenceTables | None = None,
     *,
     cfg: ModelConfig,
     max_steps: int,
     mesh: Mesh | None,
 ) -> tuple[State, steps.Decoded]:
-    state, out = steps.decode(params, state, inputs, cfg=cfg, max_steps=max_steps)
+    state, out = steps.decode(params, state, inputs, cfg=cfg, max_steps=max_steps, fences=fences)
     return State(pin(state.layers, mesh, ROW_AXES), pin(state.history, mesh, HISTORY_AXES)), pin(out, mesh)
 
 
@@ -138,6 +141,7 @@ def prefill_inputs(chunk: Chunk, bucket: int, max_pages: int) -> steps.PrefillIn
         slot=np.int32(chunk.slot),
         sampling=pack_sampling([(chunk.sampling, chunk.seed)]),
         last=np.bool_(chunk.last),
+        fence=_positions([chunk]),
     )
 
 
@@ -156,7 +160,14 @@ def decode_inputs(rows: Sequence[Row], bucket: int, max_pages: int, num_steps: i
         stop_ids=_stop_ids(padded),
         sampling=pack_sampling([(row.sampling, row.seed) for row in padded]),
         steps=np.int32(num_steps),
+        fence=_positions(padded),
     )
+
+
+def _positions(several: Sequence[Row] | Sequence[Chunk]) -> FenceState:
+    """Where the outputs of rows or chunks stand."""
+    fences = [one.fence for one in several]
+    return pack_positions([None if one is None else (one.place.states, one.place.returns, one.at) for one in fences])
 
 
 def around(params: steps.Params) -> dict[str, Any]:
@@ -171,10 +182,15 @@ def fetch_prefill(
     state_dtype: Dtype,
     bucket: int,
     mesh: Mesh | None = None,
+    fences: FenceTables | None = None,
 ) -> None:
-    """Compile the programs of a prefill, or fetch them from the cache, before there are weights to run them on."""
+    """Compile the programs of a prefill, or fetch them from the cache, before there are weights to run them on.
+
+    fences: the table that they will read, or its shapes; None where no row will have a fence.
+    """
     params, state = _abstract(cfg, shape, dtype, state_dtype, mesh)
     inputs = prefill_inputs(IDLE_CHUNK, bucket, shape.max_pages)
+    fences = _shapes(fences, mesh)
     fixed: dict[str, Any] = {"cfg": cfg, "mesh": mesh}
     begin_chunk.lower(around(params), inputs, **fixed).compile()
     passing = jax.eval_shape(partial(steps.begin_chunk, cfg=cfg), around(params), inputs)
@@ -182,7 +198,7 @@ def fetch_prefill(
     for stage in {stage.kinds: stage for stage in cut(architecture(cfg).state_spec(cfg))}.values():
         weights, layers = stage.of(params["layers"]), stage.of(state.layers)
         run_stage.lower(weights, layers, passing, kinds=stage.kinds, **fixed).compile()
-    draw_first.lower(around(params), state.history, passing.x, inputs, **fixed).compile()
+    draw_first.lower(around(params), state.history, passing.x, inputs, fences, **fixed).compile()
 
 
 def fetch_decode(
@@ -193,11 +209,13 @@ def fetch_decode(
     bucket: int,
     max_steps: int,
     mesh: Mesh | None = None,
+    fences: FenceTables | None = None,
 ) -> None:
     """As `fetch_prefill`, a decode program."""
     params, state = _abstract(cfg, shape, dtype, state_dtype, mesh)
     inputs = decode_inputs((), bucket, shape.max_pages, 1)
-    decode.lower(params, state, inputs, cfg=cfg, max_steps=max_steps, mesh=mesh).compile()
+    fences = _shapes(fences, mesh)
+    decode.lower(params, state, inputs, fences, cfg=cfg, max_steps=max_steps, mesh=mesh).compile()
 
 
 def _abstract(
@@ -213,6 +231,11 @@ def _abstract(
     }
     state = jax.eval_shape(lambda: init_state(arch.state_spec(cfg), shape, cfg.vocab_size, jnp.dtype(state_dtype)))
     return nest(params), State(_placed(state.layers, mesh, ROW_AXES), _placed(state.history, mesh, HISTORY_AXES))
+
+
+def _shapes(fences: FenceTables | None, mesh: Mesh | None) -> Any:
+    """Shapes, types and places of the table of grammars."""
+    return _placed(jax.tree.map(lambda part: jax.ShapeDtypeStruct(part.shape, part.dtype), fences), mesh)
 
 
 def _placed(tree: T, mesh: Mesh | None, axes: Sequence[Axis] = ()) -> T:

@@ -20,7 +20,8 @@ from jax.sharding import Mesh
 
 from zllm_jax.buffers import RowLayout, aligned_empty
 from zllm_jax.config import Dtype, ModelConfig
-from zllm_jax.errors import DeviceLost
+from zllm_jax.errors import DeviceLost, UnsupportedGrammar
+from zllm_jax.fence import FencePool, FenceTables, Place, TokenTables
 from zllm_jax.memory import trim
 from zllm_jax.runtime import programs, transfer
 from zllm_jax.runtime.models import architecture
@@ -47,7 +48,8 @@ class Runner:
     """Parameters and state of one model on one device or mesh, behind the calls of `Backend`.
 
     mesh: None, or one with an axis "model", over which the state is split by heads as `load_params` splits the
-    parameters. Raises ValueError when the model cannot be split so.
+    parameters. Raises ValueError when the model cannot be split so. fences: the table of grammars; None for a model
+    whose rows are always free.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Runner:
         decode_steps: int = 4,
         fill: float = 0.0,
         mesh: Mesh | None = None,
+        fences: FencePool | None = None,
     ) -> None:
         model = architecture(cfg)
         if mesh is not None:
@@ -76,6 +79,8 @@ class Runner:
         self._decode_steps = decode_steps
         self._group_pages = transfer.group_pages(shape.page_tokens)
         self._failure: BaseException | None = None
+        self._fences = fences
+        self._fence_tables = None if fences is None else self._everywhere(fences.tables)
 
     @property
     def capacity(self) -> Capacity:
@@ -144,7 +149,7 @@ class Runner:
 
     def _draw_first(self, chunk: Chunk, inputs: PrefillInputs, passing: Passing) -> Drawn:
         history, sampled = programs.draw_first(
-            self._around, self._state.history, passing.x, inputs, cfg=self._cfg, mesh=self._mesh
+            self._around, self._state.history, passing.x, inputs, self._fence_tables, cfg=self._cfg, mesh=self._mesh
         )
         self._state = replace(self._state, history=history)
         (drawn,) = _drawn(_fetch(sampled, [chunk.sampling]), [chunk.sampling])
@@ -158,13 +163,36 @@ class Runner:
         inputs = programs.decode_inputs(rows, bucket, self._shape.max_pages, num_steps)
         with self._state_at_stake():
             self._state, out = programs.decode(
-                self._params, self._state, inputs, cfg=self._cfg, max_steps=self._decode_steps, mesh=self._mesh
+                self._params,
+                self._state,
+                inputs,
+                self._fence_tables,
+                cfg=self._cfg,
+                max_steps=self._decode_steps,
+                mesh=self._mesh,
             )
             emitted = np.asarray(out.emitted)
         samplings = [row.sampling for row in rows]
         sampled = _fetch(out.sampled, samplings)
         by_step = [_drawn(_at_step(sampled, i), samplings) for i in range(int(emitted.max(initial=0)))]
         return [[by_step[i][b] for i in range(emitted[b])] for b in range(len(rows))]
+
+    def load_fence(self, tables: TokenTables) -> Place:
+        if self._fences is None:
+            raise UnsupportedGrammar("this engine follows no fences: EngineConfig.fence_states is 0")
+        place, fresh = self._fences.load(tables)
+        if fresh:
+            self._fence_tables = self._everywhere(self._fences.tables)
+        return place
+
+    def release_fence(self, tables: TokenTables) -> None:
+        if self._fences is not None:
+            self._fences.release(tables)
+
+    def _everywhere(self, tables: FenceTables) -> FenceTables:
+        """The table on the device, or whole on each of the mesh. The host's copy may change afterwards."""
+        where = None if self._mesh is None else sharding(self._mesh, (), ())
+        return jax.tree.map(lambda part: jax.device_put(np.array(part), where), tables)
 
     def copy_page(self, source: int, target: int) -> None:
         self._copy(programs.copy_page, source, target)

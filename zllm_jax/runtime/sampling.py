@@ -82,18 +82,21 @@ def sample(
     slots: jax.Array,
     positions: jax.Array,
     mask: jax.Array | None = None,
+    masked: jax.Array | None = None,
 ) -> Sampled:
     """Draw one token a row.
 
     logits f32[B, V]; history and `slots` i32[B]: the row of each sequence; positions i32[B]: of the drawn token,
-    which with the seed fixes the noise; mask u32[B, W]: bit i of word w allows token 32 w + i.
+    which with the seed fixes the noise; mask u32[B, W]: bit i of word w allows token 32 w + i; masked: bool, whether
+    the mask forbids anything.
     """
     raw = logits
     logits = jax.lax.cond(jnp.any(params.bias_ids >= 0), _add_bias, lambda x, *_: x, logits, params)
     penal = (params.repetition != 1) | (params.presence != 0) | (params.frequency != 0)
     logits = jax.lax.cond(jnp.any(penal), _penalise, lambda x, *_: x, logits, params, history, slots)
     if mask is not None:
-        logits = jnp.where(unpack_mask(mask, logits.shape[1]), logits, _OFF)
+        apply = jnp.bool_(True) if masked is None else masked
+        logits = jax.lax.cond(apply, _forbid, lambda x, *_: x, logits, mask)
     ids = jax.lax.cond(jnp.any(params.temperature > 0), _draw, _greedy, logits, params, positions)
     logprobs = jax.lax.cond(jnp.any(params.want_logprobs), _logprobs, _no_logprobs, raw, ids)
     return Sampled(ids, *logprobs)
@@ -111,6 +114,10 @@ def unpack_mask(mask: jax.Array, vocab_size: int) -> jax.Array:
     """u32[B, W] -> bool[B, V]."""
     bits = (mask[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)[None, None]) & 1
     return bits.reshape(mask.shape[0], -1)[:, :vocab_size].astype(jnp.bool_)
+
+
+def _forbid(logits: jax.Array, mask: jax.Array) -> jax.Array:
+    return jnp.where(unpack_mask(mask, logits.shape[1]), logits, _OFF)
 
 
 def _add_bias(logits: jax.Array, params: SamplingParams) -> jax.Array:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from zllm_jax.config import ModelConfig
+from zllm_jax.fence import FREE, FenceState, FenceTables, fence_advance, fence_mask
 from zllm_jax.runtime.batch import Batch, chunk_batch
 from zllm_jax.runtime.layers import logits_of
 from zllm_jax.runtime.models import architecture
@@ -30,7 +31,8 @@ Params = Mapping[str, Any]
 class PrefillInputs:
     """One chunk of one sequence: `count` of `tokens` i32[T] are real and stand at `start`.
 
-    table i32[M], ring i32, slot i32; sampling: one row; last: sample a token after this chunk.
+    table i32[M], ring i32, slot i32; sampling: one row; last: sample a token after this chunk. fence: one row, where
+    the output stands after this chunk.
     """
 
     tokens: jax.Array
@@ -41,6 +43,7 @@ class PrefillInputs:
     slot: jax.Array
     sampling: SamplingParams
     last: jax.Array
+    fence: FenceState
 
 
 @jax.tree_util.register_dataclass
@@ -58,7 +61,7 @@ class DecodeInputs:
     """B rows, each with the token to feed and its position. A row with budget 0 is idle.
 
     tokens, positions, rings, slots, budget: i32[B]; table: i32[B, M]; stop_ids: i32[B, E], -1 where unused;
-    steps: i32, at most the compiled number of steps.
+    steps: i32, at most the compiled number of steps; fence: where each row's output stands.
     """
 
     tokens: jax.Array
@@ -70,6 +73,7 @@ class DecodeInputs:
     stop_ids: jax.Array
     sampling: SamplingParams
     steps: jax.Array
+    fence: FenceState
 
 
 @jax.tree_util.register_dataclass
@@ -111,17 +115,26 @@ def run_stage(
 
 
 def draw_first(
-    params: Params, history: History, x: jax.Array, inputs: PrefillInputs, *, cfg: ModelConfig
+    params: Params,
+    history: History,
+    x: jax.Array,
+    inputs: PrefillInputs,
+    *,
+    cfg: ModelConfig,
+    fences: FenceTables | None = None,
 ) -> tuple[History, Sampled]:
     """The token after a chunk's last one. Of `params` only what comes after the layers is used."""
     row = jax.lax.dynamic_slice_in_dim(x, inputs.count - 1, 1, axis=1)  # [1, 1, D]
     hidden = architecture(cfg).finish(params, row, cfg)[:, 0]
     slots, position = inputs.slot[None], (inputs.start + inputs.count)[None]
-    sampled = sample(logits(params, hidden), inputs.sampling, history, slots, position)
+    mask, masked = _allowed(fences, inputs.fence)
+    sampled = sample(logits(params, hidden), inputs.sampling, history, slots, position, mask, masked)
     return _count(history, slots, sampled.ids, inputs.last[None]), sampled
 
 
-def prefill(params: Params, state: State, inputs: PrefillInputs, *, cfg: ModelConfig) -> tuple[State, Sampled]:
+def prefill(
+    params: Params, state: State, inputs: PrefillInputs, *, cfg: ModelConfig, fences: FenceTables | None = None
+) -> tuple[State, Sampled]:
     """Write one chunk's rows into the state; after the last chunk, draw the first token."""
     layers, passing = state.layers, begin_chunk(params, inputs, cfg=cfg)
     for stage in cut(architecture(cfg).state_spec(cfg)):
@@ -129,7 +142,7 @@ def prefill(params: Params, state: State, inputs: PrefillInputs, *, cfg: ModelCo
         layers = stage.put(layers, mine)
 
     def draw(history: History, x: jax.Array) -> tuple[History, Sampled]:
-        return draw_first(params, history, x, inputs, cfg=cfg)
+        return draw_first(params, history, x, inputs, cfg=cfg, fences=fences)
 
     def wait(history: History, x: jax.Array) -> tuple[History, Sampled]:
         return history, no_sample(1, cfg.vocab_size)
@@ -146,36 +159,59 @@ def prefill_logits(params: Params, state: State, inputs: PrefillInputs, *, cfg: 
 
 
 def decode(
-    params: Params, state: State, inputs: DecodeInputs, *, cfg: ModelConfig, max_steps: int
+    params: Params,
+    state: State,
+    inputs: DecodeInputs,
+    *,
+    cfg: ModelConfig,
+    max_steps: int,
+    fences: FenceTables | None = None,
 ) -> tuple[State, Decoded]:
     """Up to `inputs.steps` steps without leaving the device; stops early when every row has finished.
 
     A row finishes after drawing one of its stop ids or when its budget is used. The last token that a row draws is
-    not fed: the state holds the rows of all tokens before it.
+    not fed: the state holds the rows of all tokens before it. Fences are followed from step to step; without `fences`
+    no row has one.
     """
     B = inputs.tokens.shape[0]
     empty = no_sample(B, cfg.vocab_size)
     room = jax.tree.map(lambda x: jnp.zeros((max_steps, *x.shape), x.dtype), empty)
 
     def alive(carry: tuple[Any, ...]) -> jax.Array:
-        step, _, _, left, _ = carry
+        step, _, _, left, _, _ = carry
         return (step < inputs.steps) & jnp.any(left > 0)
 
     def body(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        step, state, (tokens, positions), left, out = carry
+        step, state, (tokens, positions), left, fence, out = carry
         live = left > 0
         batch = Batch(tokens[:, None], positions[:, None], live[:, None], inputs.table, inputs.rings)
         hidden, layers = forward(params, state.layers, batch, cfg)
-        sampled = sample(logits(params, hidden[:, 0]), inputs.sampling, state.history, inputs.slots, positions + 1)
+        mask, masked = _allowed(fences, fence)
+        sampled = sample(
+            logits(params, hidden[:, 0]), inputs.sampling, state.history, inputs.slots, positions + 1, mask, masked
+        )
+        if fences is not None:
+            fence = jax.lax.cond(masked, fence_advance, lambda _, at, *__: at, fences, fence, sampled.ids)
         state = State(layers, _count(state.history, inputs.slots, sampled.ids, live))
         out = jax.tree.map(lambda room, new: room.at[step].set(new), out, sampled)
         stopped = jnp.any(sampled.ids[:, None] == inputs.stop_ids, axis=1)
         fed = (jnp.where(live, sampled.ids, tokens), positions + live.astype(jnp.int32))
-        return step + 1, state, fed, jnp.where(stopped, 0, left - live.astype(jnp.int32)), out
+        return step + 1, state, fed, jnp.where(stopped, 0, left - live.astype(jnp.int32)), fence, out
 
-    start = (jnp.int32(0), state, (inputs.tokens, inputs.positions), inputs.budget, room)
-    _, state, (_, positions), _, out = jax.lax.while_loop(alive, body, start)
+    fence = jax.tree.map(jnp.asarray, inputs.fence)
+    start = (jnp.int32(0), state, (inputs.tokens, inputs.positions), inputs.budget, fence, room)
+    _, state, (_, positions), _, _, out = jax.lax.while_loop(alive, body, start)
     return state, Decoded(sampled=out, emitted=positions - inputs.positions)
+
+
+def _allowed(fences: FenceTables | None, at: FenceState) -> tuple[jax.Array | None, jax.Array | None]:
+    """The mask of each row, and whether some row has a fence at all: without one nothing is computed."""
+    if fences is None:
+        return None, None
+    masked = jnp.any(jnp.asarray(at.state) != FREE)
+    shape = (jnp.asarray(at.state).shape[0], jnp.asarray(fences.masks).shape[1])
+    mask = jax.lax.cond(masked, fence_mask, lambda *_: jnp.full(shape, 0xFFFFFFFF, jnp.uint32), fences, at)
+    return mask, masked
 
 
 def begin_slot(history: History, slot: jax.Array, tokens: jax.Array) -> History:

@@ -225,10 +225,14 @@ class Scheduler:
             for _ in out:
                 self._metrics.token_interval((now - one.latest) / len(out))
         one.latest = now
-        one.drawn += [drawn.token for drawn in out]
+        tokens = [drawn.token for drawn in out]
+        one.drawn += tokens
+        one.follow(tokens)
         self._share.serve(one.job.tenant, len(out))
         one.ticket.put(out)
-        if one.drawn[-1] in one.job.stop_ids:
+        if one.drawn[-1] in one.job.stop_ids and one.breaks_off:
+            self._end(one, Status.FAULTED, "fault", keep=False, error="the fence left no token to go on with")
+        elif one.drawn[-1] in one.job.stop_ids:
             self._end(one, Status.COMPLETED, "eos")
         elif one.left == 0:
             self._end(one, Status.TRUNCATED, "max_tokens")
@@ -264,6 +268,8 @@ class Scheduler:
     def _start(self, one: Sequence) -> bool:
         """Give a waiting sequence its state and slot; False while there is no room for it."""
         job, admitted = one.job, clock()
+        if not self._load_fence(one):
+            return False
         lease = self._cache.acquire(
             job.prompt,
             job.max_tokens,
@@ -283,6 +289,18 @@ class Scheduler:
             self._backend.begin(one.slot, job.prompt.tolist())
         if lease.restoring is None:
             one.restored = clock()
+        return True
+
+    def _load_fence(self, one: Sequence) -> bool:
+        """Bring a sequence's grammar onto the device; False while those of others need the room."""
+        fence = one.job.fence
+        if fence is None or one.place is not None:
+            return True
+        try:
+            one.place = self._backend.load_fence(fence)
+        except Overloaded:
+            return False
+        one.at = fence.machine.begin
         return True
 
     def _restore(self) -> None:
@@ -339,6 +357,9 @@ class Scheduler:
         with self._changed:
             (self._running if one in self._running else self._waiting).remove(one)
             self._share.leave(one.job.tenant)
+        if one.place is not None and one.job.fence is not None:
+            self._backend.release_fence(one.job.fence)
+            self._full = False
         if one.lease is not None:
             state = one.state_tokens()
             if one.ticket.keep_tokens is not None:
@@ -370,6 +391,7 @@ def _chunk(one: Sequence, start: int, stop: int) -> Chunk:
         sampling=one.job.sampling,
         seed=one.job.seed,
         last=stop == one.prompt_tokens,
+        fence=one.fenced,
     )
 
 

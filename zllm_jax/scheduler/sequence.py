@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 from typing import Any
@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from zllm_jax.cache import Lease
-from zllm_jax.runtime import Drawn, Row
+from zllm_jax.fence import Place, Position, TokenTables
+from zllm_jax.runtime import Drawn, Fenced, Row
 from zllm_jax.values import Sampling, Status, Telemetry, Tier, Timing, Usage
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ class Job:
     """What the scheduler is asked to compute: token ids in, token ids out.
 
     prompt: i32[S]. stop_ids: ids that end the output. single_step: decode one step a call, for a caller that may
-    stop at any token of a state that cannot be truncated. deadline: on `clock`, or None. The tenant, the priority and
+    stop at any token of a state that cannot be truncated. fence: what the output must obey. deadline: on `clock`, or None. The tenant, the priority and
     the conversation are those of `values.Request`.
     """
 
@@ -40,6 +41,7 @@ class Job:
     tenant: str = ""
     priority: int = 0
     conversation: str | None = None
+    fence: TokenTables | None = None
     single_step: bool = False
     started: float = field(default_factory=clock)
     deadline: float | None = None
@@ -136,6 +138,8 @@ class Sequence:
     carry: Any = None  # what they left for the next
     missed: str | None = None  # why a snapshot could not be restored
     drawn: list[int] = field(default_factory=list)
+    place: Place | None = None  # of the fence, on the device
+    at: Position | None = None  # how far the output has come in it
     admitted: float | None = None
     restored: float | None = None
     first: float | None = None
@@ -152,6 +156,25 @@ class Sequence:
     @property
     def left(self) -> int:
         return self.job.max_tokens - len(self.drawn)
+
+    @property
+    def fenced(self) -> Fenced | None:
+        """What the next token must obey."""
+        return None if self.place is None or self.at is None else Fenced(self.place, self.at)
+
+    def follow(self, tokens: Iterable[int]) -> None:
+        """Let the fence see what was drawn."""
+        fence = self.job.fence
+        if fence is None or self.at is None:
+            return
+        for token in tokens:
+            self.at = fence.machine.run(fence.vocabulary.tokens[token], self.at)
+
+    @property
+    def breaks_off(self) -> bool:
+        """Whether the output may not end where it stands."""
+        fence = self.job.fence
+        return fence is not None and self.at is not None and not fence.machine.ended(self.at)
 
     def stages_ready(self, num_stages: int) -> int:
         """How many stages have all the rows that they need."""
@@ -198,6 +221,7 @@ def row_of(one: Sequence) -> Row:
         seed=one.job.seed,
         budget=one.left,
         stop_ids=one.job.stop_ids,
+        fence=one.fenced,
     )
 
 

@@ -12,6 +12,7 @@ from zllm_jax.testing.models import made_up_logprob
 from zllm_jax.values import Sampling
 
 if TYPE_CHECKING:
+    from zllm_jax.fence import Place, TokenTables
     from zllm_jax.runtime import Capacity, Chunk, Copying, Drawn, Row
 
 NextToken = Callable[[Sequence[int], Sampling, int], int]
@@ -79,6 +80,7 @@ class ScriptedBackend:
             group_tokens=group_pages * page_tokens,
         )
         self.next_token, self.before, self.hold_copies = next_token, before, hold_copies
+        self.fences: list[str] = []  # in use
         self.num_computed = 0  # tokens whose rows were computed here, by all stages
         self._stages = [_ScriptedStage(i, num_pages, page_tokens, num_rings, window) for i in range(num_stages)]
         self.row_layout: RowLayout = {name: spec for stage in self._stages for name, spec in stage.layout.items()}
@@ -103,6 +105,18 @@ class ScriptedBackend:
         if len(rows) > self.capacity.num_slots or len({row.slot for row in rows}) < len(rows):
             raise AssertionError(f"slots {[row.slot for row in rows]} of {self.capacity.num_slots}")
         return [self._decode(row, steps) for row in rows]
+
+    def load_fence(self, tables: TokenTables) -> Place:
+        """Nothing is masked here: what a script says is drawn."""
+        from zllm_jax.fence import Place
+
+        self.before("load_fence")
+        self.fences.append(tables.digest)
+        return Place(0, 0)
+
+    def release_fence(self, tables: TokenTables) -> None:
+        self.before("release_fence")
+        self.fences.remove(tables.digest)
 
     def copy_page(self, source: int, target: int) -> None:
         self.before("copy_page")
