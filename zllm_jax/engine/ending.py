@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 class Ending:
     """Sees a request's envelope first, and returns it with what there is to add.
 
-    prompt: i32[S] as it was computed. relaxed: what the request's fence leaves out. eos_ids: what may end the output without being part of the turn.
+    prompt: i32[S] as it was computed. eos_ids: what may end the output without being part of the turn. relaxed: what
+    the request's fence leaves out.
     """
 
     def __init__(

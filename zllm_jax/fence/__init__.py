@@ -4,7 +4,7 @@ Knows grammars, machines over bytes and their masks over a vocabulary. Must not 
 """
 
 from zllm_jax.fence.automaton import DEAD, ByteAutomaton, choices, decimal_number
-from zllm_jax.fence.device import FREE, FenceState, FenceTables, fence_advance, fence_mask, fence_select, pack_positions
+from zllm_jax.fence.device import FREE, FenceState, FenceTables, fence_advance, fence_mask, pack_positions
 from zllm_jax.fence.grammars import Compiled, compile_fence
 from zllm_jax.fence.machine import MAX_DEPTH, Condition, Edge, Frame, Machine, MachineBuilder, Position, machine_of
 from zllm_jax.fence.pool import FencePool, Place
@@ -35,7 +35,6 @@ __all__ = [
     "decimal_number",
     "fence_advance",
     "fence_mask",
-    "fence_select",
     "machine_of",
     "pack_bits",
     "pack_positions",

@@ -97,15 +97,6 @@ def fence_advance(tables: FenceTables, at: FenceState, token: jax.Array) -> Fenc
     return replace(after, state=jnp.where(silent, DEAD, after.state))
 
 
-def fence_select(chosen: jax.Array, one: FenceState, other: FenceState) -> FenceState:
-    """Row by row, `one` where chosen (bool[B]), else `other`."""
-
-    def pick(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.where(chosen.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
-
-    return jax.tree.map(pick, one, other)
-
-
 def _decide(mask: jax.Array, tables: FenceTables, at: FenceState, spans: jax.Array) -> jax.Array:
     """Add the dependent tokens that the rows' own stacks allow, a chunk at a time."""
     B, K = mask.shape[0], DEPENDENT_CHUNK
@@ -120,7 +111,7 @@ def _decide(mask: jax.Array, tables: FenceTables, at: FenceState, spans: jax.Arr
         token = dependent[jnp.minimum(spans[:, :1] + place, dependent.shape[0] - 1)]
         begin = jnp.where(real, start[token], 0).reshape(-1)
         end = jnp.where(real, start[token + 1], 0).reshape(-1)
-        alive = (_walk(tables, several, begin, end).state != DEAD).reshape(B, K) & real
+        alive = (jnp.asarray(_walk(tables, several, begin, end).state) != DEAD).reshape(B, K) & real
         bit = jnp.where(alive, jnp.uint32(1) << (token % 32).astype(jnp.uint32), jnp.uint32(0))
         return done + K, mask.at[rows, token // 32].add(bit)  # each bit at most once: an addition sets it
 

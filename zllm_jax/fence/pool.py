@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from zllm_jax.errors import Overloaded, UnsupportedGrammar
 from zllm_jax.fence.automaton import DEAD
@@ -66,34 +68,39 @@ class FencePool:
         data, starts = vocabulary.flat
         eos = np.zeros(len(vocabulary), np.bool_)
         eos[list(vocabulary.eos_ids)] = True
-        self.tables = FenceTables(
-            edges=np.zeros((num_states, 256), np.int32),
-            accepting=np.zeros(num_states, np.bool_),
-            row=np.zeros(num_states, np.int32),
-            masks=np.zeros((num_states, num_words), np.uint32),
-            depends=np.zeros((num_states, 2), np.int32),
-            dependent=np.zeros(sizes["dependent"], np.int32),
-            special=np.zeros((num_states, 9), np.int32),
-            conditions=np.zeros((num_states, 9), np.int32),
-            returns=np.zeros((num_states, OUTCOMES), np.int32),
-            token_bytes=data,
-            token_start=starts,
-            eos=pack_bits(eos),
-        )
+        self._parts: dict[str, npt.NDArray[Any]] = {
+            "edges": np.zeros((num_states, 256), np.int32),
+            "accepting": np.zeros(num_states, np.bool_),
+            "row": np.zeros(num_states, np.int32),
+            "masks": np.zeros((num_states, num_words), np.uint32),
+            "depends": np.zeros((num_states, 2), np.int32),
+            "dependent": np.zeros(sizes["dependent"], np.int32),
+            "special": np.zeros((num_states, 9), np.int32),
+            "conditions": np.zeros((num_states, 9), np.int32),
+            "returns": np.zeros((num_states, OUTCOMES), np.int32),
+            "token_bytes": data,
+            "token_start": starts,
+            "eos": pack_bits(eos),
+        }
         self._write_free()
+
+    @property
+    def tables(self) -> FenceTables:
+        """The host's copy: it changes with `load`."""
+        return FenceTables(**self._parts)
 
     def _write_free(self) -> None:
         """`DEAD`, where nothing may come, and `FREE`, where everything may."""
-        one = self.tables
-        one.edges[FREE], one.accepting[FREE], one.row[FREE] = FREE, True, FREE
-        one.masks[FREE] = 0xFFFFFFFF
+        free = {"edges": FREE, "accepting": True, "row": FREE, "masks": 0xFFFFFFFF}
+        for name, value in free.items():
+            self._parts[name][FREE] = value
         for name in ("states", "rows"):
             self._rooms[name].taken.append((DEAD, 2))
 
     @property
     def nbytes(self) -> int:
         """Of the table, on the host and again on the device."""
-        return sum(np.asarray(part).nbytes for part in vars(self.tables).values())
+        return sum(part.nbytes for part in self._parts.values())
 
     def load(self, tables: TokenTables) -> tuple[Place, bool]:
         """Where the grammar lies, and whether the table changed. Each call needs a `release`.
@@ -141,20 +148,22 @@ class FencePool:
 
     def _write(self, tables: TokenTables, spans: Mapping[str, tuple[int, int]]) -> None:
         """The grammar with its numbers moved to where it lies. Its own `DEAD` is everybody's."""
-        machine, one = tables.machine, self.tables
+        machine, parts = tables.machine, self._parts
         states, rows = _slice(spans["states"]), _slice(spans["rows"])
         moved = spans["states"][0] - 1
         edges = machine.edges[1:]
-        one.edges[states] = np.where(edges > 0, edges + moved, np.where(edges < 0, edges - spans["special"][0], DEAD))
-        one.accepting[states] = machine.accepting[1:]
-        one.row[states] = tables.row[1:] + spans["rows"][0]
-        one.masks[rows] = tables.masks
-        one.depends[rows, 0] = tables.depends[:-1] + spans["dependent"][0]
-        one.depends[rows, 1] = np.diff(tables.depends)
-        one.dependent[_slice(spans["dependent"])] = tables.dependent
+        parts["edges"][states] = np.where(
+            edges > 0, edges + moved, np.where(edges < 0, edges - spans["special"][0], DEAD)
+        )
+        parts["accepting"][states] = machine.accepting[1:]
+        parts["row"][states] = tables.row[1:] + spans["rows"][0]
+        parts["masks"][rows] = tables.masks
+        parts["depends"][rows, 0] = tables.depends[:-1] + spans["dependent"][0]
+        parts["depends"][rows, 1] = np.diff(tables.depends)
+        parts["dependent"][_slice(spans["dependent"])] = tables.dependent
         flat, conditions = _flattened(machine)
         for i, (edge, otherwise, first) in enumerate(flat):
-            one.special[spans["special"][0] + i] = (
+            parts["special"][spans["special"][0] + i] = (
                 edge.target + moved if edge.target else DEAD,
                 *words(edge.use),
                 edge.add,
@@ -165,11 +174,11 @@ class FencePool:
                 len(edge.guard),
             )
         for i, c in enumerate(conditions):
-            one.conditions[spans["conditions"][0] + i] = (
+            parts["conditions"][spans["conditions"][0] + i] = (
                 *words(c.need), *words(c.some_clear), c.low, c.high, *words(c.owed), c.room
             )  # fmt: skip
         for i, outcomes in enumerate(machine.returns):
-            at = one.returns[spans["returns"][0] + i]
+            at = parts["returns"][spans["returns"][0] + i]
             at[:] = DEAD
             at[: len(outcomes)] = [state + moved if state else DEAD for state in outcomes]
 

@@ -264,7 +264,8 @@ class _Walk:
 
     def _merged(self, state: Ints, height: Ints) -> Ints:
         """The first of the states that look alike within so many bytes."""
-        return self._alike[np.minimum(height, len(self._alike) - 1), state]
+        merged: Ints = self._alike[np.minimum(height, len(self._alike) - 1), state]
+        return merged
 
     def _taken(
         self, items: _Items, source: Ints, node: Ints, special: Ints
@@ -383,7 +384,8 @@ def _alike(machine: Machine, most: int) -> Ints:
 def _firsts(label: Ints) -> Ints:
     """Of each state, the first one with its label."""
     _, first, index = np.unique(label, return_index=True, return_inverse=True)
-    return first[index.reshape(-1)]
+    firsts: Ints = first[index.reshape(-1)]
+    return firsts
 
 
 def _callers(machine: Machine) -> dict[int, set[int]]:

@@ -7,7 +7,7 @@ needed: so recursive schemas have finite normal forms.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,11 @@ from zllm_jax.errors import UnsupportedGrammar
 from zllm_jax.fence import regular
 from zllm_jax.fence.automaton import ByteAutomaton, choices
 
+_OPERATIONS: Mapping[str, Callable[[ByteAutomaton, ByteAutomaton], ByteAutomaton]] = {
+    "and": regular.intersect,
+    "or": regular.union,
+    "without": regular.difference,
+}
 MAX_SHAPES = 128  # alternatives of one type in one place
 
 
@@ -201,9 +206,8 @@ class Sets:
         return a if a is b else self._combine("or", a, b)
 
     def _combine(self, what: str, a: Language, b: Language) -> Language:
-        operation = {"and": regular.intersect, "without": regular.difference, "or": regular.union}[what]
         if (what, a, b) not in self._combined:
-            self._combined[what, a, b] = self.language(operation(a.automaton, b.automaton))
+            self._combined[what, a, b] = self.language(_OPERATIONS[what](a.automaton, b.automaton))
         return self._combined[what, a, b]
 
     def intersection(self, a: Values, b: Values) -> Values:
