@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zllm_jax.config import ContextExtension, EngineConfig, ModelConfig
 from zllm_jax.errors import ZllmError
-from zllm_jax.values import Delta, Envelope, Request, Sampling, Status, Tier, Usage, release
+from zllm_jax.values import Delta, Envelope, Fence, Request, Sampling, Status, Tier, Usage, release
 
 if TYPE_CHECKING:
     from zllm_jax.wiring import Engine
@@ -22,6 +22,7 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "Envelope",
+    "Fence",
     "ModelConfig",
     "Request",
     "Sampling",

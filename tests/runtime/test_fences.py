@@ -23,7 +23,11 @@ EOS = TOKENIZER.eos_id
 PROMPT = list(b"Say it.")
 OBJECT = {
     "type": "object",
-    "properties": {"a": {"type": "integer", "maximum": 99}, "b": {"enum": ["x", "yy"]}, "c": {"items": {"type": "null"}}},
+    "properties": {
+        "a": {"type": "integer", "maximum": 99},
+        "b": {"enum": ["x", "yy"]},
+        "c": {"items": {"type": "null"}},
+    },
     "required": ["a", "b"],
     "additionalProperties": False,
     "maxProperties": 2,
@@ -57,9 +61,7 @@ def generated(
 ) -> list[int]:
     """Up to `count` fenced tokens, EOS among them where it came."""
     where, at = runner.load_fence(tables), tables.machine.begin
-    first = runner.prefill(
-        drive.chunk(PROMPT, 0, place, last=True, sampling=sampling, seed=7, fence=Fenced(where, at))
-    )
+    first = runner.prefill(drive.chunk(PROMPT, 0, place, last=True, sampling=sampling, seed=7, fence=Fenced(where, at)))
     assert first is not None
     drawn = [first.token]
     at = tables.machine.run(VOCABULARY.tokens[first.token], at)
@@ -131,7 +133,9 @@ def test_rows_of_a_batch_obey_their_own_fence_or_none(runner: Scorer, grammar: T
 
 
 def test_another_grammar_compiles_nothing(runner: Scorer, grammar: TokenTables) -> None:
-    other = compile_tokens(json_schema({"type": "array", "items": {"type": "boolean"}, "maxItems": 3}).machine, VOCABULARY)
+    other = compile_tokens(
+        json_schema({"type": "array", "items": {"type": "boolean"}, "maxItems": 3}).machine, VOCABULARY
+    )
     with count_compilations() as count:
         for tables in (grammar, other, grammar):
             generated(runner, tables, PLACES[2], steps=4, count=12)

@@ -234,6 +234,8 @@ class PrefixCache:
 
     def save(self, progress: Progress | None = None) -> int:
         """Write every resident conversation that is not on disk yet, and keep it; returns how many were written."""
+        if self._snapshots is None:
+            return 0
         for one in self._residents:
             self._evictor.check(one)
         todo = [one for one in self._residents if one.saved is None]
