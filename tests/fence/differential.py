@@ -10,7 +10,7 @@ from typing import Any
 import llguidance
 import numpy as np
 import numpy.typing as npt
-from zllm_jax.fence.tokens import unpack_bits
+from zllm_jax.fence.tables import unpack_bits
 
 from zllm_jax.fence.host import HostVocabulary
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import pytest
-from zllm_jax.fence.tokens import pack_bits, unpack_bits
+from zllm_jax.fence.tables import pack_bits, unpack_bits
 
 from tests.fence.guard_texts import LEGAL, LOOPING
 from zllm_jax.checkpoint import open_checkpoint

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from zllm_jax.fence.tokens import unpack_bits
+from zllm_jax.fence.tables import unpack_bits
 
 from zllm_jax.checkpoint import open_checkpoint
 from zllm_jax.dialect import load_tokenizer

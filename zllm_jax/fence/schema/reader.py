@@ -231,7 +231,13 @@ def _pattern(reader: Reader, schema: Mapping[str, Any], here: Location) -> Value
 
 
 def _format(reader: Reader, schema: Mapping[str, Any], here: Location) -> Values:
-    text = regular.format_text(schema["format"]) if reader.options.formats else None
+    if not reader.options.formats:
+        return reader.sets.any_value
+    if schema["format"] == "idn-hostname":
+        raise UnsupportedGrammar(
+            "which letters a label of an internationalised name may hold depends on their neighbours"
+        )
+    text = regular.format_text(schema["format"])
     return reader.sets.any_value if text is None else _only(reader, string=_language(reader, text))
 
 
