@@ -62,43 +62,63 @@ def _plain(edge: Edge) -> int:
 
 
 def merged(machine: Machine) -> Machine:
-    """Without states that cannot be reached, and with equal ones merged."""
-    while True:
-        kept, image = _distinct(machine)
-        if len(kept) == machine.num_states:
-            return machine
-        machine = _renumbered(machine, kept, image)
+    """Without states that cannot be reached, and with equal ones merged.
 
-
-def _distinct(machine: Machine) -> tuple[list[int], npt.NDArray[np.int64]]:
-    """One state of each kind, `DEAD` first, and by state the index of its kind; -1 where it cannot be reached."""
-    reached = _reached(machine)
-    kinds: dict[tuple[bytes, bool], int] = {(machine.edges[DEAD].tobytes(), False): 0}
-    kept, image = [DEAD], np.full(machine.num_states, -1, np.int64)
-    image[DEAD] = 0
-    for state in reached:
-        key = (machine.edges[state].tobytes(), bool(machine.accepting[state]))
-        if key not in kinds:
-            kinds[key] = len(kept)
-            kept.append(state)
-        image[state] = kinds[key]
-    return kept, image
-
-
-def _reached(machine: Machine) -> list[int]:
-    """In the order of their discovery from the start."""
-    order, seen = [machine.start], {machine.start, DEAD}
-    if machine.start == DEAD:
-        return []
+    States are compared after those that they lead to, so that one pass merges all that is not on a cycle.
+    """
+    image = np.arange(machine.num_states)
+    kinds: dict[tuple[bytes, bool], int] = {}
+    moved = _Moved(machine, image)
+    order = _successors_first(machine)
     for state in order:
-        targets: list[int] = []
-        for target in np.unique(machine.edges[state]).tolist():
-            targets += [target] if target >= 0 else _targets(machine, machine.special[~target])
-        for target in targets:
-            if target not in seen:
-                seen.add(target)
-                order.append(target)
+        row = machine.edges[state]
+        key = np.where(row >= 0, image[np.maximum(row, 0)], 0)
+        for place in np.flatnonzero(row < 0).tolist():
+            key[place] = moved.special(int(~row[place]))
+        image[state] = kinds.setdefault((key.tobytes(), bool(machine.accepting[state])), state)
+    kept = [DEAD, *(state for state in reversed(order) if image[state] == state)]
+    return _renumbered(machine, kept, image)
+
+
+class _Moved:
+    """Numbers for special edges in which equal ones, as far as is known of their targets, are equal."""
+
+    def __init__(self, machine: Machine, image: npt.NDArray[np.int64]) -> None:
+        self._machine, self._image = machine, image
+        self._numbers: dict[Edge, int] = {}
+
+    def special(self, index: int) -> int:
+        return ~self._numbers.setdefault(self._edge(self._machine.special[index]), len(self._numbers))
+
+    def _edge(self, edge: Edge) -> Edge:
+        otherwise = None if edge.otherwise is None else self._edge(edge.otherwise)
+        return replace(edge, target=int(self._image[edge.target]), otherwise=otherwise)
+
+
+def _successors_first(machine: Machine) -> list[int]:
+    """The states that can be reached, each after those that it leads to, but for cycles."""
+    order: list[int] = []
+    if machine.start == DEAD:
+        return order
+    seen = {DEAD, machine.start}
+    stack = [(machine.start, iter(_next_states(machine, machine.start)))]
+    while stack:
+        state, following = stack[-1]
+        target = next((one for one in following if one not in seen), None)
+        if target is None:
+            order.append(state)
+            stack.pop()
+        else:
+            seen.add(target)
+            stack.append((target, iter(_next_states(machine, target))))
     return order
+
+
+def _next_states(machine: Machine, state: int) -> list[int]:
+    found: list[int] = []
+    for target in set(machine.edges[state].tolist()):
+        found += [target] if target >= 0 else _targets(machine, machine.special[~target])
+    return sorted(found)
 
 
 def _targets(machine: Machine, edge: Edge | None) -> list[int]:
@@ -112,6 +132,10 @@ def _targets(machine: Machine, edge: Edge | None) -> list[int]:
 
 
 def _renumbered(machine: Machine, kept: list[int], image: npt.NDArray[np.int64]) -> Machine:
+    """The machine of the states in `kept`, which others are replaced by as `image` says."""
+    numbers = np.zeros(machine.num_states, np.int64)
+    numbers[kept] = np.arange(len(kept))
+    numbers = numbers[image]
     special: dict[Edge, int] = {}
     rows: dict[tuple[int, ...], int] = {}
 
@@ -120,15 +144,21 @@ def _renumbered(machine: Machine, kept: list[int], image: npt.NDArray[np.int64])
             return None
         push = edge.push
         if push is not None:
-            row = tuple(max(0, int(image[state])) for state in machine.returns[push])
-            push = rows.setdefault(row, len(rows))
-        return replace(edge, target=max(0, int(image[edge.target])), push=push, otherwise=moved(edge.otherwise))
+            push = rows.setdefault(tuple(int(numbers[state]) for state in machine.returns[push]), len(rows))
+        return replace(edge, target=int(numbers[edge.target]), push=push, otherwise=moved(edge.otherwise))
 
-    edges = machine.edges[kept].copy()
-    plain = edges >= 0
-    edges[plain] = np.maximum(image[edges[plain]], 0)
-    for value in np.unique(edges[~plain]).tolist():
-        edge = moved(machine.special[~value])
+    edges = machine.edges[kept]
+    taken = np.zeros(len(machine.special), np.int64)
+    for i in np.unique(~edges[edges < 0]).tolist():
+        edge = moved(machine.special[i])
         assert edge is not None
-        edges[(machine.edges[kept] == value)] = ~special.setdefault(edge, len(special))
-    return Machine(edges, machine.accepting[kept], int(max(0, image[machine.start])), tuple(special), tuple(rows))
+        taken[i] = ~special.setdefault(edge, len(special))
+    moved_edges = numbers[np.maximum(edges, 0)]
+    moved_edges[edges < 0] = taken[~edges[edges < 0]]
+    return Machine(
+        moved_edges.astype(np.int32),
+        machine.accepting[kept],
+        int(numbers[machine.start]),
+        tuple(special),
+        tuple(rows),
+    )
