@@ -10,9 +10,9 @@ from typing import Any
 import llguidance
 import numpy as np
 import numpy.typing as npt
-from zllm_jax.fence.tables import unpack_bits
 
 from zllm_jax.fence.host import HostVocabulary
+from zllm_jax.fence.tables import unpack_bits
 
 COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import pytest
-from zllm_jax.fence.tables import pack_bits, unpack_bits
 
 from tests.fence.guard_texts import LEGAL, LOOPING
 from zllm_jax.checkpoint import open_checkpoint
@@ -26,6 +25,7 @@ from zllm_jax.fence.guard import (
     word_tokens,
 )
 from zllm_jax.fence.guard_device import combine, excluding_mask, guard_rows, rows_advance, rows_end, rows_excluded
+from zllm_jax.fence.tables import pack_bits, unpack_bits
 
 GUARD = LoopGuard()
 SMALL = LoopGuard(

@@ -355,7 +355,8 @@ def _ranges(starts: Ints, lengths: Ints) -> Ints:
     """start, start + 1, ... for each of them, one after the other."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
+    places: Ints = np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
+    return places
 
 
 def _alike(machine: Machine, most: int) -> Ints:

@@ -27,8 +27,8 @@ class Job:
     """What the scheduler is asked to compute: token ids in, token ids out.
 
     prompt: i32[S]. stop_ids: ids that end the output. single_step: decode one step a call, for a caller that may
-    stop at any token of a state that cannot be truncated. fence: what the output must obey. deadline: on `clock`, or None. The tenant, the priority and
-    the conversation are those of `values.Request`.
+    stop at any token of a state that cannot be truncated. fence: what the output must obey. deadline: on `clock`, or
+    None. The tenant, the priority and the conversation are those of `values.Request`.
     """
 
     request_id: str

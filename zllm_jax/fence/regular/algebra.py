@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from zllm_jax.errors import UnsupportedGrammar
 from zllm_jax.fence.automaton import DEAD, ByteAutomaton
 from zllm_jax.fence.regular.compact import Compact, aligned, compact, explore, labelled, minimal
 
@@ -107,7 +108,15 @@ def repeat(a: ByteAutomaton, low: int, high: int | None) -> ByteAutomaton:
 
 def is_empty(a: ByteAutomaton) -> bool:
     """Whether no text is in it."""
-    return a.start == DEAD or shortest(a) is None
+    reached = np.zeros(a.num_states, np.bool_)
+    frontier = np.array([a.start])
+    while frontier.any():
+        if a.accepting[frontier].any():
+            return False
+        reached[frontier] = True
+        frontier = np.unique(a.transitions[frontier])
+        frontier = frontier[~reached[frontier] & (frontier != DEAD)]
+    return True
 
 
 def equal(a: ByteAutomaton, b: ByteAutomaton) -> bool:
@@ -123,9 +132,9 @@ def shortest(a: ByteAutomaton) -> bytes | None:
     for state in order:
         if a.accepting[state]:
             return texts[state]
-        for byte in np.flatnonzero(a.transitions[state]).tolist():
-            target = int(a.transitions[state, byte])
-            if target not in texts:
+        targets, firsts = np.unique(a.transitions[state], return_index=True)
+        for byte, target in sorted(zip(firsts.tolist(), targets.tolist(), strict=True)):
+            if target != DEAD and target not in texts:
                 texts[target] = texts[state] + bytes([byte])
                 order.append(target)
     return None
@@ -177,10 +186,13 @@ def _count(a: ByteAutomaton, limit: int, counts: dict[int, int]) -> bool:
 def product(automata: Sequence[ByteAutomaton]) -> tuple[ByteAutomaton, npt.NDArray[np.int64]]:
     """All of them at once: an automaton of their union, and for each state the bits of those that accept there.
 
-    Returns (union, outcomes i64[Q]); bit i is `automata[i]`. Raises `ValueError` for none, or for more than 62.
+    Returns (union, outcomes i64[Q]); bit i is `automata[i]`. Raises `ValueError` for none, and
+    `UnsupportedGrammar` for more than 62.
     """
-    if not 0 < len(automata) <= 62:
-        raise ValueError(f"product takes 1 to 62 automata, not {len(automata)}")
+    if not automata:
+        raise ValueError("product needs at least one automaton")
+    if len(automata) > 62:
+        raise UnsupportedGrammar(f"too large: {len(automata)} languages at once, at most 62 can be told apart")
     whole = compact(automata[0])
     for i, automaton in enumerate(automata[1:], 1):
         other = compact(automaton)

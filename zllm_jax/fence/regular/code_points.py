@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -16,48 +17,48 @@ from zllm_jax.errors import UnsupportedGrammar
 MAX_CODE_POINT = sys.maxunicode
 _SURROGATES = (0xD800, 0xE000)
 _CATEGORY_NAMES = {
-    "letter": "L",
-    "cased_letter": "LC",
-    "uppercase_letter": "Lu",
-    "lowercase_letter": "Ll",
-    "titlecase_letter": "Lt",
-    "modifier_letter": "Lm",
-    "other_letter": "Lo",
-    "mark": "M",
-    "combining_mark": "M",
-    "nonspacing_mark": "Mn",
-    "spacing_mark": "Mc",
-    "enclosing_mark": "Me",
-    "number": "N",
-    "decimal_number": "Nd",
+    "Letter": "L",
+    "Cased_Letter": "LC",
+    "Uppercase_Letter": "Lu",
+    "Lowercase_Letter": "Ll",
+    "Titlecase_Letter": "Lt",
+    "Modifier_Letter": "Lm",
+    "Other_Letter": "Lo",
+    "Mark": "M",
+    "Combining_Mark": "M",
+    "Nonspacing_Mark": "Mn",
+    "Spacing_Mark": "Mc",
+    "Enclosing_Mark": "Me",
+    "Number": "N",
+    "Decimal_Number": "Nd",
     "digit": "Nd",
-    "letter_number": "Nl",
-    "other_number": "No",
-    "punctuation": "P",
+    "Letter_Number": "Nl",
+    "Other_Number": "No",
+    "Punctuation": "P",
     "punct": "P",
-    "connector_punctuation": "Pc",
-    "dash_punctuation": "Pd",
-    "open_punctuation": "Ps",
-    "close_punctuation": "Pe",
-    "initial_punctuation": "Pi",
-    "final_punctuation": "Pf",
-    "other_punctuation": "Po",
-    "symbol": "S",
-    "math_symbol": "Sm",
-    "currency_symbol": "Sc",
-    "modifier_symbol": "Sk",
-    "other_symbol": "So",
-    "separator": "Z",
-    "space_separator": "Zs",
-    "line_separator": "Zl",
-    "paragraph_separator": "Zp",
-    "other": "C",
-    "control": "Cc",
+    "Connector_Punctuation": "Pc",
+    "Dash_Punctuation": "Pd",
+    "Open_Punctuation": "Ps",
+    "Close_Punctuation": "Pe",
+    "Initial_Punctuation": "Pi",
+    "Final_Punctuation": "Pf",
+    "Other_Punctuation": "Po",
+    "Symbol": "S",
+    "Math_Symbol": "Sm",
+    "Currency_Symbol": "Sc",
+    "Modifier_Symbol": "Sk",
+    "Other_Symbol": "So",
+    "Separator": "Z",
+    "Space_Separator": "Zs",
+    "Line_Separator": "Zl",
+    "Paragraph_Separator": "Zp",
+    "Other": "C",
+    "Control": "Cc",
     "cntrl": "Cc",
-    "format": "Cf",
-    "surrogate": "Cs",
-    "private_use": "Co",
-    "unassigned": "Cn",
+    "Format": "Cf",
+    "Surrogate": "Cs",
+    "Private_Use": "Co",
+    "Unassigned": "Cn",
 }
 
 
@@ -99,6 +100,7 @@ class CodePoints:
 
 
 ALL = CodePoints(((0, MAX_CODE_POINT),))
+ASCII = CodePoints(((0, 127),))
 DIGIT = CodePoints(((48, 57),))
 WORD = CodePoints.of([(48, 57), (65, 90), (95, 95), (97, 122)])
 LINE_END = CodePoints.among("\n\r\u2028\u2029")
@@ -112,45 +114,27 @@ def _categories() -> dict[str, list[tuple[int, int]]]:
     numbers, kinds = np.unique(np.array(names), return_inverse=True)
     borders = [0, *(np.flatnonzero(np.diff(kinds.reshape(-1))) + 1).tolist(), MAX_CODE_POINT + 1]
     ranges: dict[str, list[tuple[int, int]]] = {str(name): [] for name in numbers}
-    for first, end in zip(borders, borders[1:], strict=False):
+    for first, end in pairwise(borders):
         ranges[names[first]].append((first, end - 1))
     return ranges
 
 
 @lru_cache(maxsize=64)
 def property_set(name: str) -> CodePoints:
-    r"""What `\p{name}` matches, for general categories and a few plain properties.
+    r"""What `\p{name}` matches: general categories by Python's Unicode data, and Any, ASCII, Assigned, ASCII_Hex_Digit.
 
     Raises `UnsupportedGrammar` for scripts and other properties.
     """
-    value = name
-    if "=" in name:
-        key, value = name.split("=", 1)
-        if key not in ("General_Category", "gc"):
-            raise UnsupportedGrammar(
-                rf"\p{{{name}}}: only general categories are known, such as \p{{L}} or \p{{Letter}}"
-            )
-    plain = {"Any": ALL, "ASCII": CodePoints(((0, 127),)), "ASCII_Hex_Digit": _hex_digits()}
-    if value in plain and value == name:
-        return plain[value]
-    if value == "Assigned" and value == name:
-        return ~property_set("Cn")
-    short = _CATEGORY_NAMES.get(value.lower(), value)
-    wanted = ("Lu", "Ll", "Lt") if short == "LC" else (short,)
-    if value not in (short, _title(value)) and value not in ("digit", "punct", "cntrl"):
-        wanted = ()
-    found = [key for key in _categories() if any(key == one or (len(one) == 1 and key[0] == one) for one in wanted)]
-    if not found:
+    if name in ("Any", "ASCII", "Assigned", "ASCII_Hex_Digit"):
+        hexadecimal = DIGIT | CodePoints(((65, 70), (97, 102)))
+        return {"Any": ALL, "ASCII": ASCII, "ASCII_Hex_Digit": hexadecimal}.get(name) or ~property_set("Cn")
+    key, equals, value = name.rpartition("=")
+    short = _CATEGORY_NAMES.get(value, value)
+    known = key in ("General_Category", "gc") if equals else True
+    categories = {"LC": ["Lu", "Ll", "Lt"]}.get(short) or [one for one in _categories() if short in (one, one[0])]
+    if not known or not categories:
         raise UnsupportedGrammar(rf"\p{{{name}}}: only general categories are known, such as \p{{L}} or \p{{Letter}}")
-    return CodePoints.of(one for key in found for one in _categories()[key])
-
-
-def _title(value: str) -> str:
-    return "_".join(part.capitalize() for part in value.split("_"))
-
-
-def _hex_digits() -> CodePoints:
-    return DIGIT | CodePoints.of([(65, 70), (97, 102)])
+    return CodePoints.of(one for category in categories for one in _categories()[category])
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,9 +33,11 @@ class Compact:
 
 def compact(automaton: ByteAutomaton) -> Compact:
     """The same automaton by groups of bytes that no state tells apart."""
+    used = (automaton.transitions != DEAD).any(axis=0)
     columns = np.ascontiguousarray(automaton.transitions.T)
+    keys = (column.tobytes() if leads else b"" for column, leads in zip(columns, used, strict=True))
     groups: dict[bytes, int] = {}
-    classes = np.array([groups.setdefault(column.tobytes(), len(groups)) for column in columns], np.int64)
+    classes = np.array([groups.setdefault(key, len(groups)) for key in keys], np.int64)
     representatives = np.unique(classes, return_index=True)[1]
     rows: list[list[int]] = automaton.transitions[:, representatives].tolist()
     return Compact(classes, rows, automaton.accepting.astype(int).tolist(), automaton.start)

@@ -1,11 +1,16 @@
 r"""The formats that JSON Schema names, as languages of texts.
 
-Each is the grammar of its RFC, or a part of it where the RFC's set is not regular or would need very many states; a text
-outside the RFC's set is never in it. What is left out: leap seconds other than 23:59:60 at UTC; of hostnames those whose
-labels behind the third have more than 61 characters together, and labels with `--` in the third place (A-labels); of
-internationalised hostnames those with labels of more than ten characters or other letters than Latin, Greek, Cyrillic,
-Han, Hangul and Kana; of regular expressions those with references, lookarounds, properties, or groups nested deeper than
-two.
+Each is the grammar of its RFC, or a part of it where the whole is not regular or would need very many states; a text
+that breaks the grammar is never in it. What is left out:
+
+- leap seconds other than 23:59:60 at UTC;
+- hostnames whose labels behind the third have more than 61 characters together, and labels with `--` in the third
+  place (A-labels);
+- internationalised hostnames of more than three labels, and labels of more than ten characters or with letters outside
+  the plain blocks of Latin, Greek, Cyrillic, Han, Hangul and Kana;
+- regular expressions with references, names or properties, and groups nested deeper than two.
+
+The limits on the length of an email address (64 and 255 octets) are not kept.
 """
 
 from __future__ import annotations
@@ -28,18 +33,19 @@ _DURATION = (
     f"P(?:[0-9]+W|{_CLOCK_TIME}|(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)(?:{_CLOCK_TIME})?)"
 )
 
+_PARTIAL = frozenset(["time", "date-time", "hostname", "idn-hostname", "idn-email", "regex", "ecmascript-regex"])
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
 _GROUP = "[0-9A-Fa-f]{1,4}"
 _LAST_32 = f"(?:{_GROUP}:{_GROUP}|{_IPV4})"
 
 
-def _ipv6() -> str:
-    """RFC 3986: eight groups, or at most seven and `::` in place of the others."""
+def _ipv6(most: int = 7) -> str:
+    """RFC 3986: eight groups, or at most seven and `::` in place of the others (RFC 5321: at most six)."""
     forms = [f"(?:{_GROUP}:){{6}}{_LAST_32}"]
-    for before in range(8):
+    for before in range(most + 1):
         head = f"(?:{_GROUP}(?::{_GROUP}){{0,{before - 1}}})?" if before else ""
-        after = 5 - before
+        after = most - 2 - before
         if after >= 0:
             forms.append(f"{head}::(?:{_GROUP}:){{{after}}}{_LAST_32}")
         elif after == -1:
@@ -66,7 +72,7 @@ def _email(more: str, domain: str) -> str:
     """RFC 5321 (and 6531, with more letters): a dotted or a quoted local part, a domain or an address."""
     atom = _ATOM.replace("%s", more)
     quoted = rf'"(?:[ !#-\[\]-~{more}]|\\[ -~])*"'
-    return rf"(?:{atom}(?:\.{atom})*|{quoted})@(?:{domain}|\[{_IPV4}\]|\[[Ii][Pp][Vv]6:{_ipv6()}\])"
+    return rf"(?:{atom}(?:\.{atom})*|{quoted})@(?:{domain}|\[{_IPV4}\]|\[[Ii][Pp][Vv]6:{_ipv6(6)}\])"
 
 
 _UCS = "\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef" + "".join(
@@ -92,7 +98,7 @@ def _reference(ucs: str, private: str, *, relative: bool) -> str:
 
 def _uri_template() -> str:
     """RFC 6570: literals and expressions."""
-    literals = rf"[!#$&(-;=?-\[\]_a-z~{_UCS}{_PRIVATE}]|%[0-9A-Fa-f]{{2}}"
+    literals = rf"[!#$&-;=?-\[\]_a-z~{_UCS}{_PRIVATE}]|%[0-9A-Fa-f]{{2}}"
     letter = "(?:[A-Za-z0-9_]|%[0-9A-Fa-f]{2})"
     variable = rf"{letter}(?:\.?{letter})*(?::[1-9][0-9]{{0,3}}|\*)?"
     return rf"(?:{literals}|\{{[+#./;?&=,!@|]?{variable}(?:,{variable})*\}})*"
@@ -103,13 +109,13 @@ _POINTER = "(?:/(?:[^/~]|~[01])*)*"
 
 def _regular_expression() -> str:
     """A part of ECMA-262's patterns, with groups up to two deep."""
-    escapes = r"\\(?:[dDwWsStnvfr0^$\\.*+?()\[\]{}|/](?![0-9])|c[A-Za-z]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4})"
+    escapes = r"\\(?:[dDwWsStnvfr^$\\.*+?()\[\]{}|/]|0(?![0-9])|c[A-Za-z]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4})"
     members = rf"(?:[^\\\[\]\-\^]|{escapes})"
-    atom = rf"(?:[^\\^$.*+?()\[\]{{}}|/]|\.|{escapes}|\[\^?{members}*\])"
+    atom = rf"(?:[^\\^$.*+?()\[\]{{}}|]|\.|{escapes}|\[\^?-?{members}*-?\])"
     times = r"(?:(?:[*+?]|\{[0-9]\}|\{[0-9],\})\??)?"
     parts = rf"(?:[\^$|]|{atom}{times})*"
     for _ in range(2):
-        parts = rf"(?:[\^$|]|{atom}{times}|\((?:\?:)?{parts}\){times})*"
+        parts = rf"(?:[\^$|]|{atom}{times}|\((?:\?:)?{parts}\){times}|\(\?<?[=!]{parts}\))*"
     return parts
 
 
@@ -153,3 +159,12 @@ def format_text(name: str) -> ByteAutomaton | None:
     """
     pattern = _patterns(name)
     return None if pattern is None else fullmatch_regex(pattern)
+
+
+def format_is_exact(name: str) -> bool:
+    """Whether `format_text` has all texts of the format's grammar, so that what is not in it breaks the format.
+
+    >>> format_is_exact("date"), format_is_exact("hostname")
+    (True, False)
+    """
+    return _patterns(name) is not None and name not in _PARTIAL

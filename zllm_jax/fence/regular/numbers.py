@@ -65,10 +65,16 @@ def json_number(
 
 
 def _exact(number: Number) -> Fraction:
-    try:
-        return Fraction(Decimal(repr(number))) if isinstance(number, float) else Fraction(number)
-    except (ValueError, OverflowError):
-        raise UnsupportedGrammar(f"{number} is not a finite number") from None
+    decimal = Decimal(repr(number)) if isinstance(number, float) else number
+    if isinstance(decimal, Decimal):
+        if not decimal.is_finite():
+            raise UnsupportedGrammar(f"{number} is not a finite number")
+        if abs(decimal.adjusted()) > _MAX_DIGITS:
+            raise UnsupportedGrammar(f"{number} has too many digits, at most {_MAX_DIGITS} can be compared")
+    exact = Fraction(decimal)
+    if max(abs(exact.numerator), exact.denominator) >= 10**_MAX_DIGITS:
+        raise UnsupportedGrammar(f"a number has too many digits, at most {_MAX_DIGITS} can be compared")
+    return exact
 
 
 def _decimals(number: Fraction) -> int:
@@ -97,8 +103,6 @@ def _compared(bound: Fraction, allowed: tuple[int, ...]) -> ByteAutomaton:
     places = _decimals(bound)
     scaled = str(abs(int(bound * 10**places))).rjust(places + 1, "0")
     whole, fraction = scaled[: len(scaled) - places], scaled[len(scaled) - places :]
-    if len(scaled) > _MAX_DIGITS:
-        raise UnsupportedGrammar(f"a bound has {len(scaled)} digits, at most {_MAX_DIGITS} can be compared")
     dead = _Read("dead")
 
     def step(read: _Read) -> list[_Read]:

@@ -58,11 +58,10 @@ class Look:
 
 Node = Chars | Sequence | Choice | Repeat | Look
 
-NOTHING = Sequence(())
 _ANY = Chars(ALL)
 _BEGIN = Look(_ANY, behind=True, negative=True)
 _END = Look(_ANY, behind=False, negative=True)
-_SYNTAX = frozenset("^$\\.*+?()[]{}|/")
+_MAX_DEPTH = 50
 _CLASSES = {"d": DIGIT, "D": ~DIGIT, "w": WORD, "W": ~WORD, "s": SPACE, "S": ~SPACE}
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 
@@ -87,6 +86,7 @@ class _Reader:
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
         self.at = 0
+        self.depth = 0
 
     def error(self, reason: str) -> UnsupportedGrammar:
         return UnsupportedGrammar(f"pattern {self.pattern!r}, at {self.at}: {reason}")
@@ -114,14 +114,14 @@ class _Reader:
     def sequence(self) -> Node:
         parts: list[Node] = []
         while self.at < len(self.pattern) and not self.peek("|") and not self.peek(")"):
-            parts.append(self.quantified(self.atom()))
+            parts.append(self.quantified(*self.atom()))
         return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
 
-    def quantified(self, part: Node) -> Node:
+    def quantified(self, part: Node, repeatable: bool) -> Node:
         bounds = self.bounds()
         if bounds is None:
             return part
-        if isinstance(part, Look):
+        if not repeatable:
             raise self.error("an assertion cannot be repeated")
         low, high = bounds
         if high is not None and high < low:
@@ -139,6 +139,8 @@ class _Reader:
             return None
         end = self.pattern.find("}", self.at)
         low, comma, high = self.pattern[self.at + 1 : max(end, 0)].partition(",")
+        if end >= 0 and comma and not low and _is_count(high):
+            raise self.error(f"write {{0,{high}}}: engines do not agree on a count without a lower end")
         if end < 0 or not _is_count(low) or (high and not _is_count(high)):
             return None
         self.at = end + 1
@@ -146,7 +148,8 @@ class _Reader:
             return int(low), int(low)
         return int(low), int(high) if high else None
 
-    def atom(self) -> Node:
+    def atom(self) -> tuple[Node, bool]:
+        """The next piece, and whether it can be repeated."""
         one = self.next()
         if one in "*+?":
             raise self.error("nothing to repeat")
@@ -155,11 +158,12 @@ class _Reader:
         if one == "(":
             return self.group()
         if one == "[":
-            return Chars(self.character_class())
+            return Chars(self.character_class()), True
         if one == "\\":
             return self.escape()
-        simple: dict[str, Node] = {"^": _BEGIN, "$": _END, ".": Chars(~LINE_END)}
-        return simple.get(one) or Chars(CodePoints.among(one))
+        if one in "^$":
+            return _BEGIN if one == "^" else _END, False
+        return Chars(~LINE_END if one == "." else CodePoints.among(one)), True
 
     def _would_repeat(self) -> bool:
         self.at -= 1
@@ -168,7 +172,7 @@ class _Reader:
         self.at = at + 1
         return found
 
-    def group(self) -> Node:
+    def group(self) -> tuple[Node, bool]:
         look: tuple[bool, bool] | None = None
         if self.take("?"):
             looks = {"=": (False, False), "!": (False, True), "<=": (True, False), "<!": (True, True)}
@@ -179,10 +183,14 @@ class _Reader:
                 self.name()
             elif not self.take(":"):
                 raise self.error("only (?:, (?=, (?!, (?<=, (?<! and (?<name> may follow (?")
+        self.depth += 1
+        if self.depth > _MAX_DEPTH:
+            raise self.error(f"groups are nested deeper than {_MAX_DEPTH}")
         node = self.choice()
+        self.depth -= 1
         if not self.take(")"):
             raise self.error("a parenthesis is not closed")
-        return node if look is None else Look(node, *look)
+        return (node, True) if look is None else (Look(node, *look), False)
 
     def name(self) -> None:
         end = self.pattern.find(">", self.at)
@@ -190,14 +198,14 @@ class _Reader:
             raise self.error("a group's name is an identifier followed by >")
         self.at = end + 1
 
-    def escape(self) -> Node:
+    def escape(self) -> tuple[Node, bool]:
         if self.take("b"):
-            return _edge(inside=False)
+            return _edge(inside=False), False
         if self.take("B"):
-            return _edge(inside=True)
+            return _edge(inside=True), False
         if self.peek("k") or (self.at < len(self.pattern) and self.pattern[self.at] in "123456789"):
             raise self.error("references to groups cannot be enforced")
-        return Chars(self.escaped())
+        return Chars(self.escaped()), True
 
     def escaped(self) -> CodePoints:
         """After a backslash, in a class or out of it."""
@@ -264,7 +272,7 @@ class _Reader:
             self.at += 1
             last = self.member()
             if not (_is_single(first) and _is_single(last)):
-                raise self.error("a range in a class goes from one character to another")
+                raise self.error(r"a range in a class goes from one character to another; a plain hyphen is \-")
             if first.ranges[0][0] > last.ranges[0][0]:
                 raise self.error("a range in a class is out of order")
             ranges.append((first.ranges[0][0], last.ranges[0][0]))

@@ -1,8 +1,8 @@
 """Texts in which a regular expression is found, as automata.
 
-A state of the search is a set of threads. A thread is a place in the expression and the promises it made: each lookahead
-that it passed is an automaton which runs beside it over what follows. A lookbehind is an automaton over all that was read,
-asked where a thread wants to pass. So both are exact, wherever they stand.
+A state of the search is a set of threads. A thread is a place in the expression and the promises it made: each
+lookahead that it passed is an automaton which runs beside it over what follows. A lookbehind is an automaton over all
+that was read, asked where a thread wants to pass. So both are exact, wherever they stand.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from zllm_jax.fence.regular.texts import in_utf8
 Promise = tuple[int, int]  # (number of an automaton, its state)
 Thread = tuple[int, frozenset[Promise]]
 Config = tuple[frozenset[Thread], tuple[int, ...]]  # threads, and the state of each lookbehind
+_MAX_STEPS = 2_000_000
 _NO_PROMISE: frozenset[Promise] = frozenset()
 _DEAD: Config = (frozenset(), ())
 _FULL: Config = (frozenset([(-1, _NO_PROMISE)]), ())  # whatever follows is accepted
@@ -31,8 +32,8 @@ _ANYTHING = Repeat(Chars(ALL), 0, None)
 def regex(pattern: str) -> ByteAutomaton:
     r"""All texts (UTF-8) in which the ECMA-262 pattern is found somewhere, as `pattern` in JSON Schema means it.
 
-    Unicode mode, no flags. Raises `UnsupportedGrammar` for what is no pattern, for references to groups, for a lookahead
-    within a lookbehind, for properties other than general categories, and beyond 20,000 states.
+    Unicode mode, no flags. Raises `UnsupportedGrammar` for what is no pattern, for references to groups, for a
+    lookahead within a lookbehind, for properties other than general categories, and beyond 20,000 states.
 
     >>> [regex("^(?!no)[a-z]+$").accepts(text) for text in (b"nay", b"nobody", b"a1")]
     [True, False, False]
@@ -47,7 +48,7 @@ def fullmatch_regex(pattern: str) -> ByteAutomaton:
 
 
 def _compiled(node: Node) -> ByteAutomaton:
-    sets = sorted({points for points in _sets(node)} | {ALL}, key=lambda points: points.ranges)
+    sets = sorted(_sets(node) | {ALL}, key=lambda points: points.ranges)
     groups = partition(sets)
     search = _Search(dict(zip(sets, groups.members, strict=True)))
     graph = search.graph(node)
@@ -133,6 +134,7 @@ class _Search:
         self.ahead_graphs: list[_Graph] = []
         self.ahead_numbers: dict[Node, int] = {}
         self.aheads: list[_Table] = []
+        self.steps = 0
         self.promised: dict[tuple[_Guard, tuple[int, ...]], int] = {}
 
     def graph(self, node: Node, *, within_behind: bool = False) -> _Graph:
@@ -165,7 +167,9 @@ class _Search:
 
     def _lay_repeat(self, graph: _Graph, node: Repeat, begin: int, within_behind: bool) -> int:
         for _ in range(node.low):
-            begin = self._lay(graph, node.part, begin, within_behind)
+            before, begin = begin, self._lay(graph, node.part, begin, within_behind)
+            if begin == before:  # an empty group: once is as good as often
+                break
         end = graph.place()
         if node.high is None:
             loop = graph.place()
@@ -211,6 +215,9 @@ class _Search:
         order, rows, accepting = list(numbers), [[DEAD] * self.num_groups], [False]
         while len(rows) < len(order):
             config = order[len(rows)]
+            self.steps += len(config[0]) * self.num_groups
+            if self.steps > _MAX_STEPS:
+                raise UnsupportedGrammar(f"too large: more than {_MAX_STEPS} steps are needed to compile the pattern")
             accepting.append(config == _FULL or self._accepts(graph, config))
             row = []
             for group in range(self.num_groups):

@@ -19,6 +19,7 @@ from zllm_jax.fence.regular.compact import compact, minimal
 from zllm_jax.fence.regular.texts import any_text
 
 _SHORT = {0x08: b"b", 0x09: b"t", 0x0A: b"n", 0x0C: b"f", 0x0D: b"r", 0x22: b'"', 0x5C: b"\\", 0x2F: b"/"}
+_NOT_UTF8 = "json_string takes texts of valid UTF-8; this automaton holds others"
 _NOT_RAW = [*range(0x20), 0x22, 0x5C]
 _DIGITS = (b"0123456789abcdef", b"0123456789ABCDEF")
 
@@ -102,6 +103,8 @@ class _Spelling:
         for state in todo:
             row = self.text.transitions[state]
             more = left[state]
+            if row[0x80:0xC2].any() or row[0xF5:].any() if not more else row[:0x80].any() or row[0xC0:].any():
+                raise ValueError(_NOT_UTF8)
             spans = (
                 [(0x80, 0xC0, more - 1)] if more else [(0, 0x80, 0), (0xC2, 0xE0, 1), (0xE0, 0xF0, 2), (0xF0, 0xF5, 3)]
             )
@@ -110,7 +113,7 @@ class _Spelling:
                     if target not in left:
                         todo.append(target)
                     if left.setdefault(target, then) != then:
-                        raise ValueError("json_string takes texts of valid UTF-8; this automaton holds others")
+                        raise ValueError(_NOT_UTF8)
         return [state for state, more in left.items() if not more]
 
     def _node(self, row: tuple[int, ...], is_digit: bool = True) -> int:

@@ -10,10 +10,12 @@ import numpy as np
 
 from zllm_jax.errors import UnsupportedGrammar
 from zllm_jax.fence.automaton import ByteAutomaton
+from zllm_jax.fence.regular.algebra import empty
 from zllm_jax.fence.regular.code_points import ALL, MAX_CODE_POINT, Partition, partition
 from zllm_jax.fence.regular.compact import MAX_STATES, Ints, compact, minimal
 
 _ROW = 64  # continuation bytes 80 to bf
+_STATES_BY_CHARACTER = 8  # one before it, and seven inside
 _END = MAX_CODE_POINT + 1
 
 
@@ -55,7 +57,10 @@ def in_utf8(
     rows[:num, 0xF0:0xF5] = firsts[:, shapes.four]
     accepts = np.zeros(grown.num_states, np.bool_)
     accepts[:num] = accepting
-    return minimal(compact(ByteAutomaton(rows.astype(np.int32), accepts, start)))
+    result = minimal(compact(ByteAutomaton(rows.astype(np.int32), accepts, start)))
+    if result.num_states > MAX_STATES:
+        raise UnsupportedGrammar(f"too large: {result.num_states} states, at most {MAX_STATES} are possible")
+    return result
 
 
 class _Shapes(NamedTuple):
@@ -114,7 +119,7 @@ class _Grown:
             self.numbers[key] = self.num_states
             self.num_states += 1
             self.rows.append(row)
-            if self.num_states > 8 * MAX_STATES:
+            if self.num_states > 2 * MAX_STATES:
                 raise UnsupportedGrammar(f"too large: far more than {MAX_STATES} states are needed")
         return self.numbers[key]
 
@@ -127,16 +132,22 @@ def any_text() -> ByteAutomaton:
 
 @lru_cache(maxsize=64)
 def text_length(low: int, high: int | None) -> ByteAutomaton:
-    """Texts of `low` to `high` code points (None: no end).
+    """Texts of `low` to `high` code points (None: no end); none at all when `high` is below `low`.
+
+    Raises `UnsupportedGrammar` beyond 2,500 code points.
 
     >>> [text_length(1, 2).accepts(text.encode()) for text in ("", "é", "日本", "abc")]
     [False, True, True, False]
     """
-    if low < 0 or (high is not None and high < low):
-        raise ValueError(f"a text's length needs 0 <= low <= high, not low {low}, high {high}")
+    if low < 0 or (high is not None and high < 0):
+        raise ValueError(f"a text's length cannot be below 0: low {low}, high {high}")
+    if high is not None and high < low:
+        return empty()
     longest = low if high is None else high
-    if longest > MAX_STATES:
-        raise UnsupportedGrammar(f"too large: a length of {longest} needs more than {MAX_STATES} states")
+    if longest * _STATES_BY_CHARACTER > MAX_STATES:
+        raise UnsupportedGrammar(
+            f"too large: a length of {longest}, at most {MAX_STATES // _STATES_BY_CHARACTER} can be counted"
+        )
     table = [[0], *([state + 1] for state in range(1, longest + 1)), [longest + 1 if high is None else 0]]
     accepting = [False, *(length >= low for length in range(longest + 1))]
     return in_utf8(table, accepting, 1, partition([ALL]))
