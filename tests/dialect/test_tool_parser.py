@@ -29,7 +29,25 @@ LAYOUTS |= {"glm-4.7": glm_layout(False), "chatml": CHATML_LAYOUT}
 TYPES: dict[str, Any] = {"s": "string", "text": "string", "arguments": "string", "n": "number", "b": "boolean"}
 TYPES |= {"list": "array", "o": "object", "z": "null"}
 TOOLS = [ToolSpec("run", "", {"properties": {key: {"type": value} for key, value in TYPES.items()}}), ToolSpec("a.b-c")]
-PIECES = ["<", "</", "\n", '"', "\\", "é", "漢", "😀", " ", "}", "</div>", "<tool", "</arg_", "</｜DSML｜par", "x", "{", "\t"]
+PIECES = [
+    "<",
+    "</",
+    "\n",
+    '"',
+    "\\",
+    "é",
+    "漢",
+    "😀",
+    " ",
+    "}",
+    "</div>",
+    "<tool",
+    "</arg_",
+    "</｜DSML｜par",
+    "x",
+    "{",
+    "\t",
+]
 
 
 def joined(events: list[Event]) -> list[Event]:
@@ -77,7 +95,8 @@ def check_identity(layout: Layout, seed: int) -> None:
     turn, events = read(layout, *text)
     assert (turn.text, turn.malformed, turn.incomplete) == (content, (), False)
     assert [list(call.arguments.items()) for call in turn.calls] == [list(c.arguments.items()) for c in calls]  # type: ignore[union-attr]
-    assert list(turn.calls) == calls and render_calls(layout, turn.calls) == render_calls(layout, calls)
+    assert list(turn.calls) == calls
+    assert render_calls(layout, turn.calls) == render_calls(layout, calls)
     deltas = [event.json for event in events if isinstance(event, ArgumentsDelta)]
     assert [json.loads(delta) for delta in deltas] == [call.arguments for call in calls]
 
@@ -108,8 +127,10 @@ def test_every_cut_reads_the_same(name: str) -> None:  # faults 20, 21, 22, 27
         for cut in range(len(text)):
             assert read(layout, text[:cut], text[cut:], thinking=None) == whole, text[:cut]
     turn, _ = read(layout, texts[0], thinking=None)
-    assert turn.reasoning == f"Use {layout.trigger} x" and turn.text == "Hello"  # fault 30
-    assert len(turn.calls) == 2 and turn.calls[1].arguments == {}
+    assert turn.reasoning == f"Use {layout.trigger} x"
+    assert turn.text == "Hello"
+    assert len(turn.calls) == 2
+    assert turn.calls[1].arguments == {}
     assert len(read(layout, texts[1], thinking=None)[0].calls) == 2
     assert read(layout, texts[2], thinking=None)[0].text == texts[2]  # fault 31
 
@@ -121,7 +142,7 @@ def test_a_cut_call_is_no_call(name: str) -> None:  # fault 23
     end = text.index(layout.call_close.strip("}\n")) + len(layout.call_close.strip("}\n"))
     for cut in range(text.index("run") + 6, end):
         turn, events = read(layout, text[:cut])
-        assert not turn.calls and turn.incomplete, text[:cut]
+        assert (turn.calls, turn.incomplete) == ((), True), text[:cut]
         assert not any(isinstance(event, CallEnd) for event in events)
 
 
@@ -143,7 +164,9 @@ def test_a_closing_tag_in_a_value() -> None:  # faults 24, 28
         else:
             with pytest.raises(InvalidRequest, match="'s'"):
                 render_calls(layout, [call])
-    misspelt = render_calls(dsml_layout(), [ToolCall("", "run", {"s": "a"})]).replace("</｜DSML｜parameter", "</｜DSML｜param")
+    misspelt = render_calls(dsml_layout(), [ToolCall("", "run", {"s": "a"})]).replace(
+        "</｜DSML｜parameter", "</｜DSML｜param"
+    )
     assert read(dsml_layout(), misspelt)[0].incomplete
 
 
@@ -152,10 +175,16 @@ def test_malformed_is_never_a_call(name: str) -> None:  # faults 24, 26
     layout = LAYOUTS[name]
     good = render_calls(layout, [ToolCall("", "run", {"n": 12, "list": [3]}), ToolCall("", "run", {"n": 5})])
     second = '"list": [3]' if name == "chatml" else "list"
-    for bad in (good.replace("[3]", "[3"), good.replace(second, second.replace("list", "n"), 1), good.replace("12", "NaN")):
+    for bad in (
+        good.replace("[3]", "[3"),
+        good.replace(second, second.replace("list", "n"), 1),
+        good.replace("12", "NaN"),
+    ):
         turn, _ = read(layout, *bad)
         assert [call.arguments for call in turn.calls] in ([{"n": 5}], []), bad
-        assert turn.malformed and turn.malformed[0].reason and "run" in turn.malformed[0].text
+        assert turn.malformed
+        assert turn.malformed[0].reason
+        assert "run" in turn.malformed[0].text
         assert turn == read(layout, bad)[0]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from zllm_jax.dialect.tools import Layout, ToolSpec, calls_in, canonical_json, render_calls
@@ -42,7 +42,7 @@ def dsml_layout(block: str = "tool_calls") -> Layout:
 class Dsml:
     """The dialect. thinking: whether turns may reason. keep_reasoning: None keeps earlier reasoning with tools only."""
 
-    layout: Layout = dsml_layout()
+    layout: Layout = field(default_factory=dsml_layout)
     thinking: bool = True
     keep_reasoning: bool | None = None
 

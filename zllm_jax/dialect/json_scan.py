@@ -4,10 +4,13 @@ from __future__ import annotations
 
 
 class JsonScan:
-    """Follows brackets and strings. done: the object is whole. broken: what cannot stand in JSON, else empty."""
+    """Follows brackets and strings. done: the object is whole. broken: what cannot stand in JSON, else empty.
+
+    good: how much of the last text came before what is broken.
+    """
 
     def __init__(self) -> None:
-        self.started, self.done, self.broken = False, False, ""
+        self.started, self.done, self.broken, self.good = False, False, "", 0
         self._open = list[str]()
         self._string, self._escaped = False, False
 
@@ -24,6 +27,7 @@ class JsonScan:
                 self.broken = f"{character!r} closes nothing"
             self.started = True
             if self.broken:
+                self.good = at
                 return None
             if not self._open:
                 self.done = True

@@ -119,7 +119,7 @@ class ToolParser:
             "bad": self._skip,
         }
         self._open = layout.trigger
-        self._call_open = layout.call_open[0].strip()
+        self._call_open = layout.call_open[0]
 
     def feed(self, piece: str) -> list[Event]:
         """What `piece` of the output brings."""
@@ -173,6 +173,10 @@ class ToolParser:
         if rest.startswith(literal):
             return True
         return None if not self._ended and literal.startswith(rest) else False
+
+    def _cut_in(self, *literals: str) -> bool:
+        """Whether the output has ended within one of `literals`, or before them."""
+        return self._ended and any(literal.startswith(self._buffer.lstrip()) for literal in literals)
 
     def _say(self, text: str) -> Iterator[Event]:
         if text:
@@ -242,8 +246,8 @@ class ToolParser:
         if follows is None and not self._ended:
             said = self._take(cut)
             return self._say(said) if said else None
-        said = self._take(cut if follows else cut + size)
-        if follows:
+        said = self._take(cut + size if follows is False else cut)
+        if follows is not False:
             self._state, self._raw = "call", ""
             if self._layout.block_open:
                 self._take(size)
@@ -285,7 +289,7 @@ class ToolParser:
                 return iter(())
         self._index += 1
         self._raw, self._name, self._arguments, self._keys = "", "", [], set()
-        self._eat(re.escape(self._open if not self._layout.block_open else self._call_open))
+        self._eat(re.escape(self._call_open if self._layout.block_open else self._open))
         self._state = "name"
         return iter(())
 
@@ -350,16 +354,18 @@ class ToolParser:
             closed = re.match(r"\s*\}\s*" + re.escape(self._layout.call_close.strip("}\n")), self._buffer)
             wanted = "}" + self._layout.call_close.strip("}\n")
             if not closed:
-                if not self._ended and wanted.startswith(re.sub(r"\s", "", self._buffer)):
+                if wanted.startswith(re.sub(r"\s", "", self._buffer)):
                     return None
                 raise _Malformed(f"arguments must be followed by {self._layout.call_close!r}")
             self._take(closed.end())
             return self._finish()
         if not self._buffer:
             return None
-        end = self._scan.feed(self._buffer)
         if self._scan.broken:
             raise _Malformed(f"arguments are no JSON: {self._scan.broken}")
+        end = self._scan.feed(self._buffer)
+        if self._scan.broken:
+            return self._argue(self._take(self._scan.good))
         return self._argue(self._take(len(self._buffer) if end is None else end))
 
     def _argue(self, text: str) -> Iterator[Event]:
@@ -386,9 +392,7 @@ class ToolParser:
             self._eat(re.escape(close))
             rest = "}" if self._arguments else "{}"
             return iter((*self._argue(rest), *self._finish()))
-        if opens is None or closes is None:
-            return None
-        if self._ended and not self._buffer.strip():
+        if opens is None or closes is None or self._cut_in(self._layout.param_open, close):
             return None
         raise _Malformed(f"{self._layout.param_open!r} or {close!r} must come next")
 
@@ -404,7 +408,7 @@ class ToolParser:
                 key = self._take(at + found.end())[:at]
                 return self._named(key, kind)
         tail = self._buffer[at:]
-        if not self._ended and any(_joined(end).startswith(_joined(tail)) for end in ends):
+        if any(_joined(end).startswith(_joined(tail)) for end in ends):
             return None
         raise _Malformed(f"a parameter's name must be followed by {ends[0]!r} or {ends[1]!r}")
 
@@ -434,8 +438,9 @@ class ToolParser:
         return self._typed("".join([*self._value, text]))
 
     def _keep(self, text: str) -> Iterator[Event]:
+        """Of JSON nothing is told before all of it is known to be JSON."""
         self._value.append(text)
-        return iter(()) if self._kind == "either" else self._argue(text)
+        return iter(())
 
     def _typed(self, text: str) -> Iterator[Event]:
         try:
@@ -444,9 +449,8 @@ class ToolParser:
             if self._kind == "either":
                 return self._argue(canonical_json(text))
             raise _Malformed(f"the parameter {self._key!r}: {error}") from error
-        if self._kind == "either":
-            return self._argue(canonical_json(text) if isinstance(value, str) else text)
-        return self._argue(text[len("".join(self._value)) :])
+        as_text = self._kind == "either" and isinstance(value, str)
+        return self._argue(canonical_json(text) if as_text else text)
 
     def _skip(self) -> Iterator[Event] | None:
         """Over a malformed call, to its end."""

@@ -76,8 +76,8 @@ class Layout:
 
     @property
     def trigger(self) -> str:
-        """The text that opens a region of calls, without white space around it."""
-        return (self.block_open or self.call_open[0]).strip()
+        """The text that opens a region of calls: its first line."""
+        return (self.block_open or self.call_open[0]).split("\n")[0]
 
     def literals(self) -> tuple[str, ...]:
         """Every fixed text, in the order of a turn."""
@@ -190,4 +190,6 @@ def _kind(schema: Mapping[str, Any]) -> Kind:
         return "either" if len(strings) != 1 else "string" if strings.pop() else "json"
     types = schema.get("type")
     types = {types} if isinstance(types, str) else set(types or ())
-    return "either" if not types or ("string" in types and len(types) > 1) else "string" if types == {"string"} else "json"
+    return (
+        "either" if not types or ("string" in types and len(types) > 1) else "string" if types == {"string"} else "json"
+    )

@@ -7,6 +7,7 @@ with a `Condition` on its branch: the guards stand where the texts part.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -52,6 +53,7 @@ class Structure:
         self._module_of = [0]
         self._module = 0
         self._writer = SchemaWriter(self._builder, self._module_of, whitespace)
+        self._written: dict[tuple[object, ...], int] = {}  # values, so that equal ones are written once
 
     def state(self, *, accepting: bool = False) -> int:
         self._module_of.append(self._module)
@@ -65,8 +67,11 @@ class Structure:
     def leave(self) -> None:
         self._module = 0
 
-    def fork(self, source: int, branches: Sequence[Branch]) -> None:
-        """From `source`, one of these texts. Raises `ValueError` where one begins with another."""
+    def fork(self, source: int, branches: Sequence[Branch], *, assured: bool = False) -> None:
+        """From `source`, one of these texts. Raises `ValueError` where one begins with another.
+
+        assured: whatever leads to `source` has seen to it that the condition of one of them holds.
+        """
         root = _Trie()
         for branch in branches:
             node = root
@@ -79,7 +84,7 @@ class Structure:
             if node.children or node.end is not None:
                 raise ValueError(f"another text begins with {branch.text!r}: they cannot be told apart")
             node.end = branch
-        self._write(source, root, known=0)
+        self._write(source, root, known=len(branches) if assured else 0)
 
     def _write(self, source: int, node: _Trie, known: int) -> None:
         """known: how many branches an earlier guard has vouched for; a guard stands where they become fewer."""
@@ -99,15 +104,17 @@ class Structure:
 
     def json(self, schema: Schema, after: int) -> int:
         """A state in which a JSON value of this schema begins; it goes on in `after`."""
-        return self._writer.value(schema, after, self._module)
+        key = (json.dumps(schema), after, self._module)
+        if key not in self._written:
+            self._written[key] = self._writer.value(schema, after, self._module)
+        return self._written[key]
 
     def text(self, language: ByteAutomaton, ending: bytes, after: int) -> int:
         """A state in which a text of `language` begins that ends before the first `ending`."""
-        contains = regular.concat(regular.any_text(), regular.literal(ending), regular.any_text())
-        longer = regular.difference(contains, regular.concat(regular.any_text(), regular.literal(ending)))
-        whole = regular.concat(regular.difference(language, contains), regular.literal(ending))
-        whole = regular.difference(whole, longer)
-        return self._copied(whole, after)
+        key = (language.transitions.tobytes(), language.accepting.tobytes(), ending, after, self._module)
+        if key not in self._written:
+            self._written[key] = self._copied(_up_to(language, ending), after)
+        return self._written[key]
 
     def _copied(self, automaton: ByteAutomaton, after: int) -> int:
         """Its states, with `after` in the place of those that accept, which nothing leads on from."""
@@ -146,6 +153,14 @@ class Structure:
         """The machine of all pieces that can be reached from `start`."""
         self._writer.finish()
         return finished(self._builder.build(start), np.array(self._module_of))
+
+
+def _up_to(language: ByteAutomaton, ending: bytes) -> ByteAutomaton:
+    """The texts of a language that do not contain `ending`, each with it behind, where it does not end sooner."""
+    end, anything = regular.literal(ending), regular.any_text()
+    contains = regular.concat(anything, end, anything)
+    too_late = regular.difference(contains, regular.concat(anything, end))
+    return regular.difference(regular.concat(regular.difference(language, contains), end), too_late)
 
 
 def _any_of(branches: Sequence[Branch]) -> tuple[Condition, ...]:

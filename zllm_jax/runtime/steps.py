@@ -32,7 +32,7 @@ class PrefillInputs:
     """One chunk of one sequence: `count` of `tokens` i32[T] are real and stand at `start`.
 
     table i32[M], ring i32, slot i32; sampling: one row; last: sample a token after this chunk. fence: one row, where
-    the output stands after this chunk.
+    the output stands after this chunk; None where nothing is fenced.
     """
 
     tokens: jax.Array
@@ -43,7 +43,7 @@ class PrefillInputs:
     slot: jax.Array
     sampling: SamplingParams
     last: jax.Array
-    fence: FenceState
+    fence: FenceState | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -73,7 +73,7 @@ class DecodeInputs:
     stop_ids: jax.Array
     sampling: SamplingParams
     steps: jax.Array
-    fence: FenceState
+    fence: FenceState | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -190,7 +190,7 @@ def decode(
         sampled = sample(
             logits(params, hidden[:, 0]), inputs.sampling, state.history, inputs.slots, positions + 1, mask, masked
         )
-        if fences is not None:
+        if masked is not None:
             fence = jax.lax.cond(masked, fence_advance, lambda _, at, *__: at, fences, fence, sampled.ids)
         state = State(layers, _count(state.history, inputs.slots, sampled.ids, live))
         out = jax.tree.map(lambda room, new: room.at[step].set(new), out, sampled)
@@ -204,9 +204,9 @@ def decode(
     return state, Decoded(sampled=out, emitted=positions - inputs.positions)
 
 
-def _allowed(fences: FenceTables | None, at: FenceState) -> tuple[jax.Array | None, jax.Array | None]:
+def _allowed(fences: FenceTables | None, at: FenceState | None) -> tuple[jax.Array | None, jax.Array | None]:
     """The mask of each row, and whether some row has a fence at all: without one nothing is computed."""
-    if fences is None:
+    if fences is None or at is None:
         return None, None
     masked = jnp.any(jnp.asarray(at.state) != FREE)
     shape = (jnp.asarray(at.state).shape[0], jnp.asarray(fences.masks).shape[1])

@@ -5,6 +5,21 @@ The way: `document` finds subschemas and references, `reader` turns keywords int
 """
 
 from zllm_jax.fence.schema.compiler import Whitespace
-from zllm_jax.fence.schema.schema import CompiledSchema, SchemaWriter, json_schema, with_error_variant
+from zllm_jax.fence.schema.schema import (
+    CompiledSchema,
+    SchemaWriter,
+    inhabited,
+    json_schema,
+    text_language,
+    with_error_variant,
+)
 
-__all__ = ["CompiledSchema", "SchemaWriter", "Whitespace", "json_schema", "with_error_variant"]
+__all__ = [
+    "CompiledSchema",
+    "SchemaWriter",
+    "Whitespace",
+    "inhabited",
+    "json_schema",
+    "text_language",
+    "with_error_variant",
+]

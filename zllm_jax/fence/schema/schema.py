@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from zllm_jax.fence.automaton import ByteAutomaton
 from zllm_jax.fence.machine import Machine, MachineBuilder
 from zllm_jax.fence.schema.arrays import write_array
 from zllm_jax.fence.schema.compiler import Compiler, Whitespace
@@ -71,6 +72,19 @@ class SchemaWriter:
         """Once all that follows the values is written."""
         for compiler in self._compilers:
             compiler.finish()
+
+
+def text_language(schema: Schema) -> ByteAutomaton | None:
+    """The texts (UTF-8, not JSON) that satisfy a schema; None where none does. Raises `UnsupportedGrammar`."""
+    reader = Reader(Document(schema))
+    strings = reader.values(reader.root).string
+    return None if strings is None else strings.automaton
+
+
+def inhabited(schema: Schema) -> bool:
+    """Whether any value satisfies a schema. Raises `UnsupportedGrammar`."""
+    reader = Reader(Document(schema))
+    return reader.inhabited(reader.root)
 
 
 def with_error_variant(schema: Mapping[str, Any], name: str = "error") -> dict[str, Any]:

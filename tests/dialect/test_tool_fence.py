@@ -1,0 +1,169 @@
+"""The fence of a dialect agrees with its renderer and its parser: what one writes, the others take."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.fence.schema import randomly
+from zllm_jax.dialect.chatml_json import CHATML_LAYOUT
+from zllm_jax.dialect.dsml import dsml_layout
+from zllm_jax.dialect.glm_xml import glm_layout
+from zllm_jax.dialect.tool_fence import Named, call_machine
+from zllm_jax.dialect.tool_parser import ToolParser
+from zllm_jax.dialect.tools import Layout, ToolCall, render_calls, tools_of
+from zllm_jax.errors import InvalidRequest, UnsupportedGrammar
+from zllm_jax.fence import Machine
+
+LAYOUTS = {
+    "dsml": dsml_layout(),
+    "dsml-v3.2": dsml_layout("function_calls"),
+    "glm-4.6": glm_layout(lines=True),
+    "glm-4.7": glm_layout(lines=False),
+    "chatml": CHATML_LAYOUT,
+}
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "array", "items": {"$ref": "#/$defs/day"}},
+        "unit": {"enum": ["C", "F"]},
+        "arguments": {"type": "boolean"},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"day": {"type": "integer"}},
+}
+TOOLS = tools_of(
+    [
+        {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}},
+        {
+            "type": "function",
+            "function": {"name": "get", "parameters": {"type": "object", "additionalProperties": False}},
+        },
+    ]
+)
+GOOD = [
+    ToolCall("", "get_weather", {"city": "Paris", "days": [1, 2]}),
+    ToolCall("", "get_weather", {"unit": "F", "city": 'a < b, "c" </ d\n\té', "arguments": True}),
+    ToolCall("", "get_weather", {"city": ""}),
+    ToolCall("", "get", {}),
+]
+BAD = [
+    ToolCall("", "get_weather", {"days": [1]}),  # the city is required
+    ToolCall("", "get_weather", {"city": "Paris", "unit": "K"}),
+    ToolCall("", "get_weather", {"city": "Paris", "days": ["1"]}),
+    ToolCall("", "get_weather", {"city": "Paris", "more": 1}),
+    ToolCall("", "get_time", {}),
+]
+layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+
+
+def written(layout: Layout, *calls: ToolCall) -> bytes:
+    return (layout.lead + render_calls(layout, calls)).encode()
+
+
+@layouts
+def test_what_the_renderer_writes_is_legal(layout: Layout) -> None:
+    machine = call_machine(layout, TOOLS, "required")
+    for call in GOOD:
+        assert machine.accepts(written(layout, call)), call
+    assert machine.accepts(written(layout, *GOOD))
+
+
+@layouts
+def test_wrong_calls_are_not(layout: Layout) -> None:
+    machine = call_machine(layout, TOOLS, "required")
+    for call in BAD:
+        assert not machine.accepts(written(layout, call)), call
+
+
+@layouts
+def test_choices(layout: Layout) -> None:
+    call, text = written(layout, GOOD[0]), b"It is <b>warm</b>, </ and < too."
+    free, none, must = (call_machine(layout, TOOLS, choice) for choice in ("auto", "none", "required"))
+    assert [one.accepts(text) for one in (free, none, must)] == [True, True, False]
+    assert [one.accepts(text + call) for one in (free, none, must)] == [True, False, False]
+    assert must.accepts(call)
+    named = call_machine(layout, TOOLS, Named("get"))
+    assert named.accepts(written(layout, GOOD[3]))
+    assert not named.accepts(call)
+    single = call_machine(layout, TOOLS, "required", parallel=False)
+    assert single.accepts(call)
+    assert not single.accepts(written(layout, GOOD[0], GOOD[3]))
+
+
+@layouts
+def test_markup_in_the_reasoning_is_text(layout: Layout) -> None:
+    machine = call_machine(layout, TOOLS, "required", thinking=True)
+    close = layout.think_close.strip().encode()
+    assert machine.accepts(b"I could write " + written(layout, BAD[4]) + close + written(layout, GOOD[0]))
+    assert not machine.accepts(b"I will" + written(layout, GOOD[0]))
+
+
+@layouts
+def test_a_turn_cannot_end_inside_a_call(layout: Layout) -> None:
+    machine = call_machine(layout, TOOLS, "auto")
+    text = b"Yes." + written(layout, GOOD[0])
+    opened = text.index(layout.trigger.encode()) + len(layout.trigger.encode())
+    ended = [machine.ended(machine.run(text[:cut])) for cut in range(opened, len(text))]
+    assert not any(ended)
+    assert machine.accepts(text)
+
+
+def arguments_of(machine: Machine, layout: Layout, seed: int) -> list[ToolCall] | None:
+    """What the parser reads of a random legal turn; None where chance found no end."""
+    text = randomly.text(machine, random.Random(seed), soon=30)
+    if text is None:
+        return None
+    parser = ToolParser(layout, TOOLS, thinking=False)
+    parser.feed(text.decode())
+    parser.close()
+    turn = parser.turn()
+    assert not turn.malformed, (text, turn.malformed)
+    assert not turn.incomplete, text
+    assert turn.calls, text
+    return list(turn.calls)
+
+
+@layouts
+def test_the_parser_reads_every_legal_turn(layout: Layout) -> None:
+    machine = call_machine(layout, TOOLS, "required")
+    schemas: dict[str, Any] = {tool.name: tool.parameters for tool in TOOLS}
+    read = 0
+    for seed in range(60):
+        calls = arguments_of(machine, layout, seed)
+        for call in calls or ():
+            assert isinstance(call.arguments, dict)
+            jsonschema.validate(json.loads(json.dumps(call.arguments)), schemas[call.name])
+            read += 1
+    assert read >= 20
+
+
+def test_a_tool_that_was_not_offered_cannot_be_required() -> None:
+    with pytest.raises(InvalidRequest, match="'get_time' must be called, but is not among the tools"):
+        call_machine(CHATML_LAYOUT, TOOLS, Named("get_time"))
+    with pytest.raises(InvalidRequest, match="a tool must be called"):
+        call_machine(CHATML_LAYOUT, (), "required")
+
+
+@layouts
+def test_a_parameter_that_cannot_be_enforced_is_named(layout: Layout) -> None:
+    parameters = {"type": "object", "properties": {"ids": {"type": "array", "uniqueItems": True}}}
+    tools = tools_of([{"type": "function", "function": {"name": "pick", "parameters": parameters}}])
+    with pytest.raises(UnsupportedGrammar, match=r"the tool pick: .*differ"):
+        call_machine(layout, tools, "required")
+
+
+@layouts
+def test_twenty_optional_parameters_cost_few_states(layout: Layout) -> None:
+    kinds = ["string", "integer", "boolean", "number"]
+    properties = {f"p{i}": {"type": kinds[i % 4]} for i in range(20)}
+    parameters = {"type": "object", "properties": properties, "additionalProperties": False}
+    tools = tools_of([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    machine = call_machine(layout, tools, Named("f"), parallel=False)
+    assert machine.num_states < 200 + sum(len(text.encode()) for text in layout.literals()) // 2

@@ -1,0 +1,166 @@
+"""From a dialect's literals and a list of tools to the machine of exactly the turns that call them rightly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from zllm_jax.dialect.tools import Layout, ToolSpec
+from zllm_jax.errors import InvalidRequest, UnsupportedGrammar
+from zllm_jax.fence import DEAD, Condition, Machine
+from zllm_jax.fence.machine import USED_BITS
+from zllm_jax.fence.schema import inhabited, text_language
+from zllm_jax.fence.structure import Branch, Structure
+
+Choice = Literal["auto", "none", "required"]
+
+
+@dataclass(frozen=True)
+class Named:
+    """Exactly this tool must be called."""
+
+    name: str
+
+
+def call_machine(
+    layout: Layout,
+    tools: Sequence[ToolSpec],
+    choice: Choice | Named = "auto",
+    *,
+    parallel: bool = True,
+    thinking: bool = False,
+) -> Machine:
+    """The machine of a turn.
+
+    choice: "auto" is free text until a call opens; "none" is text in which none can; "required" is at least one call
+    and nothing else; `Named` likewise, of one tool. parallel: whether a second call may follow. thinking: the turn
+    begins inside the reasoning, in which markup is text.
+
+    A call's fixed text, its name and its parameters' names are forced; each parameter comes at most once, and the end
+    of a call only after those that are required. Parameters that a tool doesn't list are not written. Raises
+    `InvalidRequest` for a tool that was not offered, `UnsupportedGrammar` for a schema that cannot be enforced.
+    """
+    offered = [tool for tool in tools if not isinstance(choice, Named) or tool.name == choice.name]
+    if choice != "none" and choice != "auto" and not offered:
+        wanted = repr(choice.name) if isinstance(choice, Named) else "a tool"
+        raise InvalidRequest(f"{wanted} must be called, but is not among the tools", param="tool_choice")
+    return _Turn(layout, offered, parallel).machine(choice, thinking)
+
+
+class _Turn:
+    def __init__(self, layout: Layout, tools: Sequence[ToolSpec], parallel: bool) -> None:
+        self._layout, self._tools, self._parallel = layout, tools, parallel
+        self._structure = Structure()
+        self._types: dict[tuple[tuple[str, int], ...], int] = {}  # where a parameter's name has ended
+
+    def machine(self, choice: Choice | Named, thinking: bool) -> Machine:
+        layout, structure = self._layout, self._structure
+        if choice == "none" or not self._tools:
+            start = structure.until({layout.trigger.encode(): DEAD}, accepting=True)
+        else:
+            end = structure.state(accepting=True)
+            between = structure.state(accepting=not layout.block_open)
+            openings = [self._call(tool, between) for tool in self._tools]
+            again = _behind(layout.between_calls, openings) if self._parallel else []
+            close = [Branch(layout.block_close.encode(), end)] if layout.block_open else []
+            structure.fork(between, [*again, *close])
+            first = _behind(layout.block_open, openings)
+            start = self._free(first) if choice == "auto" else self._forced(_behind(layout.lead, first))
+        return structure.machine(self._after_thinking(start) if thinking else start)
+
+    def _after_thinking(self, start: int) -> int:
+        return self._structure.until({self._layout.think_close.strip().encode(): start}, accepting=False)
+
+    def _free(self, first: Sequence[Branch]) -> int:
+        """Text until the trigger; behind it the rest of what opens a call."""
+        trigger = self._layout.trigger.encode()
+        inside = self._forced([_without(trigger, branch) for branch in first])
+        return self._structure.until({trigger: inside}, accepting=True)
+
+    def _forced(self, branches: Sequence[Branch]) -> int:
+        state = self._structure.state()
+        self._structure.fork(state, branches)
+        return state
+
+    def _call(self, tool: ToolSpec, after: int) -> Branch:
+        """What opens a call of this tool; all that follows in it is written."""
+        layout = self._layout
+        opening = layout.call_open[0] + tool.name + layout.call_open[1]
+        try:
+            if layout.typed == "json":
+                closing = self._forced([Branch(layout.call_close.encode(), after)])
+                parameters = {"type": "object", **tool.parameters}
+                return Branch(opening.encode(), self._structure.json(parameters, closing))
+            return self._parameters(tool, opening, after)
+        except UnsupportedGrammar as error:
+            raise UnsupportedGrammar(f"the tool {tool.name}: {error.reason}", where=error.where) from None
+
+    def _parameters(self, tool: ToolSpec, opening: str, after: int) -> Branch:
+        layout, structure = self._layout, self._structure
+        shared = "" if layout.call_open[1] else layout.param_open[0]  # what a name ends with where nothing else ends it
+        properties = list(tool.parameters.get("properties") or {})
+        required = set(tool.parameters.get("required") or ())
+        if len(properties) > USED_BITS or not required <= set(properties):
+            missing = sorted(required - set(properties))
+            why = f"{missing} are required, but not listed" if missing else f"more than {USED_BITS} parameters"
+            raise UnsupportedGrammar(why, where="#/required" if missing else "#/properties")
+        bits = {name: 1 << i for i, name in enumerate(properties)}
+        close = Branch(
+            layout.call_close.encode(), pop=True, condition=Condition(need=sum(bits[name] for name in required))
+        )
+        start = structure.frame()
+        later = structure.state()
+        closing = self._forced([Branch(layout.param_close.encode(), later)])
+        names = structure.state()
+        members = [self._parameter(tool, name, bits[name], later, closing) for name in properties]
+        structure.fork(names, members, assured=True)
+        more = [Branch(layout.param_open.encode(), names, Condition(some_clear=sum(bits.values())))] if members else []
+        structure.fork(later, [*_behind(layout.between_params, more), close])
+        structure.fork(start, [_without(shared.encode(), one) for one in (*more, close)])
+        structure.leave()
+        return Branch((opening + shared).encode(), start, push=after)
+
+    def _parameter(self, tool: ToolSpec, name: str, bit: int, after: int, closing: int) -> Branch:
+        """The name of a parameter. closing: where its end is written, before `after`.
+
+        Once its name has ended, parameters of equal types go on in the same states.
+        """
+        layout, structure = self._layout, self._structure
+        schema = _alone(tool.parameters, name)
+        texts, others = text_language(schema), {"allOf": [schema, {"not": {"type": "string"}}]}
+        ends: list[tuple[str, int]] = []
+        if as_json := inhabited(others):
+            ends.append((layout.key_end_json[1:], structure.json(others, closing)))
+        if texts is not None and (layout.typed == "attribute" or not as_json):
+            ends.append((layout.key_end_string[1:], structure.text(texts, layout.param_close.encode(), after)))
+        key = tuple(ends)
+        if key not in self._types:
+            self._types[key] = self._forced([Branch(text.encode(), value) for text, value in ends])
+        opening = name + layout.key_end_json[0]
+        return Branch(opening.encode(), self._types[key], Condition(some_clear=bit), bit)
+
+
+def _alone(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The schema of one parameter, its references still those of the whole."""
+    alone = parameters["properties"][name]
+    if "$ref" not in json.dumps(alone):
+        return {"allOf": [alone]}
+    whole = {"$id": "urn:schema:parameters", **parameters}
+    step = name.replace("~", "~0").replace("/", "~1").replace("%", "%25")
+    return {"$ref": f"urn:schema:parameters#/properties/{step}", "$defs": {"parameters": whole}}
+
+
+def _behind(text: str, branches: Sequence[Branch]) -> list[Branch]:
+    """The branches with a fixed text before each."""
+    return [_with(branch, text.encode() + branch.text) for branch in branches]
+
+
+def _without(text: bytes, branch: Branch) -> Branch:
+    """The branch behind a text that it begins with."""
+    return _with(branch, branch.text.removeprefix(text))
+
+
+def _with(branch: Branch, text: bytes) -> Branch:
+    return Branch(text, branch.to, branch.condition, branch.use, branch.push, branch.pop)
