@@ -148,3 +148,15 @@ def test_many_items_are_counted_by_the_frame() -> None:
     assert automaton.num_states < 100
     verdicts = [automaton.accepts(json.dumps([True] * n).encode()) for n in (99, 100, 200, 201)]
     assert verdicts == [False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    "text, accepted", [("1", True), ("1.0", True), ("1.00", False), ("1.5", False), ("-1", False), ("10", False)]
+)
+def test_a_listed_number_ends(text: str, accepted: bool) -> None:
+    assert machine({"enum": [1, 2]}).accepts(text.encode()) is accepted
+
+
+def test_a_fraction_does_not_end_in_zeros() -> None:
+    automaton = machine({"type": "number"})
+    assert [automaton.accepts(text) for text in (b"1.05", b"0.0", b"1.50", b"2e-07")] == [True, True, False, True]

@@ -113,11 +113,15 @@ class Compiler:
             self.loose(state)
             self._literals(state, several, after)
             self._scalars(state, [one.string for one in several], after, text=True)
-            self._scalars(state, [one.number for one in several], after, text=False)
+            self._scalars(state, [self._spelled(one.number) for one in several], after, text=False)
             self._nested(state, b"[", [(i, shape) for i, one in enumerate(several) for shape in one.arrays], after)
             self._nested(state, b"{", [(i, shape) for i, one in enumerate(several) for shape in one.objects], after)
 
         return self.once(("value", joint, after), make)
+
+    def _spelled(self, number: Language | None) -> Language | None:
+        sets = self.reader.sets
+        return None if number is None else sets.common(number, sets.spelled_number)
 
     def possible(self, joint: Joint, outcome: int) -> bool:
         """Whether a value can be in exactly these of the expressions; True where that is not known."""

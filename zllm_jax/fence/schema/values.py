@@ -134,6 +134,12 @@ class Sets:
         return self.language(regular.json_number(integer=True, exponents=False))
 
     @cached_property
+    def spelled_number(self) -> Language:
+        """Numbers without zeros at the end of a fraction, but for `.0`: a model could go on writing them for ever."""
+        pattern = r"-?(0|[1-9][0-9]*)(\.(0|[0-9]*[1-9]))?([eE][+-]?[0-9]+)?"
+        return self.language(regular.fullmatch_regex(pattern))
+
+    @cached_property
     def any_array(self) -> ArrayShape:
         return ArrayShape((), self.everything)
 
