@@ -295,6 +295,13 @@ def test_a_snapshot_that_vanished_is_a_miss(tmp_path: Path) -> None:
     one.assert_all_home()
 
 
+def test_without_a_second_tier_there_is_nothing_to_save() -> None:
+    driver = Driver(ScriptedBackend())
+    driver.finish(driver.start([1, 2, 3], 2))
+    assert driver.cache.save() == 0
+    assert driver.cache.counters.failed_saves == 0
+
+
 def test_a_failing_save_drops_the_state_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
