@@ -149,10 +149,12 @@ class Compiler:
         owners = [i for i, one in enumerate(languages) if one is not None]
         if not owners:
             return
-        automata = [_spelled(one) if text else one.automaton for one in languages if one is not None]
-        joined, accepted = _jointly(automata)
+        several = [one for one in languages if one is not None]
+        if all(one.unsure for one in several):
+            raise UnsupportedGrammar("whether any text has, or breaks, the format is not known")
+        joined, accepted, sure = _jointly(several, text=text)
         outcomes = np.array([_mask_of(owners, int(one)) for one in accepted])
-        targets = np.array(after)[outcomes]
+        targets = np.where(sure, np.array(after)[outcomes], DEAD)
         alive = _leading_to(joined.transitions, targets != 0)
         if not alive[joined.start]:
             return
@@ -207,17 +209,25 @@ class Compiler:
         self.builder.edge(state, opening, edge)
 
 
-def _spelled(language: Language) -> ByteAutomaton:
-    """The rest of a JSON text after its opening quote. Where there are few texts, each has one spelling."""
-    few = regular.finite_texts(language.automaton, _FINITE) is not None
-    return regular.json_string(language.automaton, canonical=few)
+def _jointly(
+    several: Sequence[Language], *, text: bool
+) -> tuple[ByteAutomaton, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """One automaton for all, by state a bit mask of the languages that have what ends there, and whether that is sure.
 
-
-def _jointly(automata: Sequence[ByteAutomaton]) -> tuple[ByteAutomaton, npt.NDArray[np.int64]]:
-    """One automaton for all, and by state a bit mask of those that accept there."""
+    text: the rest of a JSON text after its opening quote. Where there are few texts, each has one spelling.
+    """
+    automata = [one.automaton for one in several] + [one.possible for one in several if not one.exact]
+    if text:
+        few = all(regular.finite_texts(one, _FINITE) is not None for one in automata)
+        automata = [regular.json_string(one, canonical=few) for one in automata]
     if len(automata) == 1:
-        return automata[0], automata[0].accepting.astype(np.int64)
-    return regular.product(automata)
+        return automata[0], automata[0].accepting.astype(np.int64), automata[0].accepting
+    joined, accepted = regular.product(automata)
+    doubted = [i for i, one in enumerate(several) if not one.exact]
+    sure = np.ones(len(accepted), np.bool_)
+    for second, i in enumerate(doubted, len(several)):
+        sure &= (accepted >> second & 1) == (accepted >> i & 1)
+    return joined, accepted & ((1 << len(several)) - 1), sure
 
 
 def _leading_to(transitions: npt.NDArray[np.int32], ends: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

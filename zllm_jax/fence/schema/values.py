@@ -39,12 +39,26 @@ class Expr:
 
 @dataclass(frozen=True, eq=False)
 class Language:
-    """A regular language; equal ones are the same object within one `Sets`."""
+    """A regular language, known exactly or between two bounds; equal ones are the same object within one `Sets`.
+
+    automaton: the texts that are surely in it. possible: those that may be; what is outside is surely not.
+    """
 
     automaton: ByteAutomaton
+    possible: ByteAutomaton
+
+    @property
+    def exact(self) -> bool:
+        return self.possible is self.automaton
 
     @cached_property
     def empty(self) -> bool:
+        """Whether surely no text is in it."""
+        return regular.is_empty(self.possible)
+
+    @cached_property
+    def unsure(self) -> bool:
+        """Whether no text is surely in it."""
         return regular.is_empty(self.automaton)
 
 
@@ -105,7 +119,7 @@ class Sets:
     """The algebra: makes expressions and languages, and combines sets."""
 
     _exprs: dict[tuple[Any, ...], Expr] = field(default_factory=dict)
-    _languages: dict[tuple[bytes, bytes, int], Language] = field(default_factory=dict)
+    _languages: dict[tuple[bytes, bytes], Language] = field(default_factory=dict)
     _combined: dict[tuple[str, Language, Language], Language] = field(default_factory=dict)
 
     @cached_property
@@ -190,9 +204,11 @@ class Sets:
     def _expr(self, kind: str, *parts: Any) -> Expr:
         return self._exprs.setdefault((kind, *parts), Expr(kind, parts, len(self._exprs)))
 
-    def language(self, automaton: ByteAutomaton) -> Language:
-        key = (automaton.transitions.tobytes(), automaton.accepting.tobytes(), automaton.start)
-        return self._languages.setdefault(key, Language(automaton))
+    def language(self, automaton: ByteAutomaton, possible: ByteAutomaton | None = None) -> Language:
+        """possible: where it isn't known exactly, the texts that may be in it."""
+        if possible is None or possible.digest == automaton.digest:
+            possible = automaton
+        return self._languages.setdefault((automaton.digest, possible.digest), Language(automaton, possible))
 
     def texts(self, several: Iterable[str]) -> Language:
         """Exactly these texts, at least one."""
@@ -213,7 +229,11 @@ class Sets:
 
     def _combine(self, what: str, a: Language, b: Language) -> Language:
         if (what, a, b) not in self._combined:
-            self._combined[what, a, b] = self.language(_OPERATIONS[what](a.automaton, b.automaton))
+            operation, other = _OPERATIONS[what], (b.automaton, b.possible)
+            sure, possible = reversed(other) if what == "without" else other
+            exact = a.exact and b.exact
+            made = operation(a.automaton, sure)
+            self._combined[what, a, b] = self.language(made, None if exact else operation(a.possible, possible))
         return self._combined[what, a, b]
 
     def intersection(self, a: Values, b: Values) -> Values:
@@ -325,7 +345,10 @@ class Sets:
             if known == name:
                 return expr
         text = name.encode(errors="surrogatepass")
-        return next((expr for names, expr in shape.classes if names.automaton.accepts(text)), self.nothing)
+        found = next((expr for names, expr in shape.classes if names.automaton.accepts(text)), None)
+        if found is None and any(not names.exact and names.possible.accepts(text) for names, _ in shape.classes):
+            raise UnsupportedGrammar(f"whether {name!r} has the format that names must have is not known")
+        return found or self.nothing
 
     def _other_arrays(self, shape: ArrayShape) -> Iterable[ArrayShape]:
         if shape.low:
