@@ -14,8 +14,8 @@ from zllm_jax.errors import Overloaded, UnsupportedGrammar
 from zllm_jax.fence.automaton import DEAD
 from zllm_jax.fence.device import FREE, FenceTables, words
 from zllm_jax.fence.machine import Condition, Edge, Machine
-from zllm_jax.fence.tables import TokenTables, pack_bits
-from zllm_jax.fence.vocabulary import Vocabulary
+from zllm_jax.fence.tables import TokenTables
+from zllm_jax.fence.vocabulary import Vocabulary, pack_bits
 
 OUTCOMES = 16  # of a frame: masks of up to four alternatives
 _NAMES = ("states", "rows", "dependent", "special", "conditions", "returns")
