@@ -1,7 +1,8 @@
 """Free stretches of a machine, such as the inside of a text: what tokens do there is the same in every grammar.
 
 A region is a set of states that all lead to each other. For a vocabulary, the tokens that stay inside from their first
-byte to their last, and the places where others leave, are found once and kept with it.
+byte to their last, and the places where others leave, are found once and kept with it. Edges inside may count, as the
+characters of a text that must not become too long: of each token is known how often.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from zllm_jax.fence.automaton import DEAD
-from zllm_jax.fence.machine import Machine
+from zllm_jax.fence.machine import Condition, Edge, Machine
 from zllm_jax.fence.vocabulary import Level, Vocabulary, pack_bits
 
 Ints = npt.NDArray[np.int64]
@@ -29,32 +30,53 @@ WIDE = 64  # a region has so many bytes, at least, that lead from its widest sta
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """states: of the machine, the widest first. inside: i64[k, 256], the next of them, or -1; leaves: other edges."""
+    """states: of the machine, the widest first. inside: i64[k, 256], the next of them, or -1; leaves: other edges.
+
+    counts: bool[k, 256], the edges inside that add one to the frame's count. most: what that count may come to; None
+    where there is no bound.
+    """
 
     states: Ints
     inside: Ints
     leaves: npt.NDArray[np.bool_]
+    counts: npt.NDArray[np.bool_]
+    most: int | None
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(self.inside.tobytes() + self.leaves.tobytes()).hexdigest()
+        """Of all that matters to tokens, but for the bound's value."""
+        parts = (self.inside.tobytes(), self.leaves.tobytes(), self.counts.tobytes(), bytes([self.most is None]))
+        return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
 class Exits:
-    """Where tokens leave at one depth: walks from state `root` reach a node of the trie, whose byte leaves `state`."""
+    """Where tokens leave at one depth: walks from state `root` reach a node of the trie, whose byte leaves `state`.
+
+    doubt: whether a bound may have stopped them before.
+    """
 
     root: Ints
     node: Ints
     state: Ints
+    doubt: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
 class RegionTables:
-    """masks: u32[k, W], the tokens that stay inside. exits: by depth."""
+    """masks: u32[k, W], the tokens that stay inside whatever the count. exits: by depth.
+
+    counts: u8[k, V], of the others that stay inside, how much they add to the count; 0 for all else.
+    """
 
     masks: npt.NDArray[np.uint32]
+    counts: npt.NDArray[np.uint8]
     exits: Sequence[Exits]
+
+    @property
+    def depth(self) -> int:
+        """Behind which no token leaves."""
+        return max((depth for depth, one in enumerate(self.exits) if len(one.node)), default=0)
 
 
 _KEPT: WeakKeyDictionary[Vocabulary, dict[str, RegionTables]] = WeakKeyDictionary()
@@ -62,8 +84,9 @@ _KEPT: WeakKeyDictionary[Vocabulary, dict[str, RegionTables]] = WeakKeyDictionar
 
 def regions_of(machine: Machine) -> list[Region]:
     """The regions that are wide and small."""
-    source, byte = np.nonzero(machine.edges > 0)
-    target = machine.edges[source, byte]
+    edges, most = _with_counted(machine)
+    source, byte = np.nonzero(edges > 0)
+    target = edges[source, byte]
     loops = np.bincount(source[source == target], minlength=machine.num_states)
     if loops.max(initial=0) < WIDE:
         return []
@@ -76,13 +99,31 @@ def regions_of(machine: Machine) -> list[Region]:
         best = roots.setdefault(int(label[state]), state)
         if loops[state] > loops[best]:
             roots[int(label[state])] = state
-    return [_region(machine, root, label == one) for one, root in roots.items() if sizes[one] <= MAX_STATES]
+    small = ((root, label == one) for one, root in roots.items() if sizes[one] <= MAX_STATES)
+    made = (_region(machine, edges, most, *one) for one in small)
+    return [region for region in made if region is not None]
 
 
-def _region(machine: Machine, root: int, member: npt.NDArray[np.bool_]) -> Region:
+def _with_counted(machine: Machine) -> tuple[Ints, dict[int, int | None]]:
+    """The edges, those that only count as if plain, no other special one; and, by number, what those may count to."""
+    most: dict[int, int | None] = {}
+    targets = np.zeros(len(machine.special) + 1, np.int64)
+    for number, edge in enumerate(machine.special):
+        high = edge.guard[0].high if edge.guard else -1
+        if edge == Edge(edge.target, edge.guard, add=1) and edge.guard in ((), (Condition(high=high),)):
+            most[number] = None if high < 0 else high + 1
+            targets[number] = edge.target
+    edges = machine.edges
+    return np.where(edges < 0, targets[np.maximum(~edges, 0)], edges), most
+
+
+def _region(
+    machine: Machine, plain: Ints, most: dict[int, int | None], root: int, member: npt.NDArray[np.bool_]
+) -> Region | None:
+    """None where its edges count to different bounds."""
     states = {root: 0}
     for state in (waiting := [root]):
-        targets = machine.edges[state]
+        targets = plain[state]
         _, first = np.unique(targets, return_index=True)
         for target in targets[np.sort(first)].tolist():
             if target > 0 and member[target] and target not in states:
@@ -90,9 +131,15 @@ def _region(machine: Machine, root: int, member: npt.NDArray[np.bool_]) -> Regio
                 waiting.append(target)
     local = np.full(machine.num_states, -1, np.int64)
     local[waiting] = np.arange(len(waiting))
-    edges = machine.edges[waiting]
+    edges, own = plain[waiting], machine.edges[waiting]
     inside = np.where(edges > 0, local[np.maximum(edges, 0)], -1)
-    return Region(np.array(waiting, np.int64), inside, (edges != DEAD) & (inside < 0))
+    counts = (inside >= 0) & (own < 0)
+    bounds = {most[one] for one in np.unique(~own[counts]).tolist()}
+    if len(bounds) > 1:
+        return None
+    return Region(
+        np.array(waiting, np.int64), inside, (own != DEAD) & (inside < 0), counts, bounds.pop() if bounds else None
+    )
 
 
 def region_tables(region: Region, vocabulary: Vocabulary) -> RegionTables:
@@ -111,19 +158,26 @@ def region_tables(region: Region, vocabulary: Vocabulary) -> RegionTables:
 def _tables(region: Region, vocabulary: Vocabulary) -> RegionTables:
     levels, num_states = vocabulary.levels, len(region.states)
     bits = np.zeros((num_states, len(vocabulary)), np.bool_)
-    root, state, node = np.arange(num_states), np.arange(num_states), np.zeros(num_states, np.int64)
-    exits = [Exits(root[:0], node[:0], state[:0])]
+    counts = np.zeros((num_states, len(vocabulary)), np.uint8)
+    root, state = np.arange(num_states), np.arange(num_states)
+    node, count = np.zeros(num_states, np.int64), np.zeros(num_states, np.int64)
+    exits = [Exits(root[:0], node[:0], state[:0], node[:0] > 0)]
     for level, below in pairwise(levels):
         source, node = children(level, node)
         byte = below.byte[node]
         leaves = np.flatnonzero(region.leaves[state[source], byte])
-        exits.append(Exits(root[source[leaves]], node[leaves], state[source[leaves]]))
-        after = region.inside[state[source], byte]
+        gone = source[leaves]
+        exits.append(Exits(root[gone], node[leaves], state[gone], count[gone] > 0))
+        after, counted = region.inside[state[source], byte], region.counts[state[source], byte]
         stays = np.flatnonzero(after >= 0)
-        root, state, node = root[source[stays]], after[stays], node[stays]
+        source = source[stays]
+        root, state, node = root[source], after[stays], node[stays]
+        count = count[source] + (counted[stays] if region.most is not None else 0)
         own = below.own[node] - below.start[node]
-        bits[np.repeat(root, own), vocabulary.order[ranges(below.start[node], own)]] = True
-    return RegionTables(pack_bits(bits), tuple(exits))
+        where = np.repeat(root, own), vocabulary.order[ranges(below.start[node], own)]
+        bits[where] = np.repeat(count == 0, own)
+        counts[where] = np.repeat(np.where(count < 256, count, 0), own)  # longer tokens are left out
+    return RegionTables(pack_bits(bits), counts, tuple(exits))
 
 
 def children(level: Level, node: Ints) -> tuple[Ints, Ints]:

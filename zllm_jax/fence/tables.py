@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,11 +12,13 @@ import numpy.typing as npt
 
 from zllm_jax.errors import UnsupportedGrammar
 from zllm_jax.fence.automaton import DEAD
-from zllm_jax.fence.machine import Edge, Machine
+from zllm_jax.fence.flow import leading_on
+from zllm_jax.fence.machine import Machine
 from zllm_jax.fence.vocabulary import Vocabulary, pack_bits
-from zllm_jax.fence.walk import DEPENDENT, LEGAL, Found, Walk, chain
+from zllm_jax.fence.walk import DEPENDENT, LEGAL, Found, Walk
 
 Ints = npt.NDArray[np.int64]
+FEW = 512  # tokens that count are walked one by one
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +27,9 @@ class TokenTables:
 
     row: i32[Q], the kind of each state. depends: for each kind, the tokens that only the stack can decide: the ids
     dependent[depends[u]:depends[u + 1]], i32. EOS is in neither: it is legal where a text may end.
+
+    counts: u8[C, V], what tokens add to the frame's count, 0 where they are none of these; those of row count_row[u]
+    (i32[U]; -1: none) are legal too while the count stays within count_most[u].
     """
 
     machine: Machine
@@ -32,10 +38,13 @@ class TokenTables:
     row: npt.NDArray[np.int32]
     depends: npt.NDArray[np.int32]
     dependent: npt.NDArray[np.int32]
+    counts: npt.NDArray[np.uint8]
+    count_row: npt.NDArray[np.int32]
+    count_most: npt.NDArray[np.int32]
 
     @property
     def nbytes(self) -> int:
-        return self.masks.nbytes + self.machine.edges.nbytes + self.dependent.nbytes
+        return self.masks.nbytes + self.machine.edges.nbytes + self.dependent.nbytes + self.counts.nbytes
 
     @cached_property
     def digest(self) -> str:
@@ -53,19 +62,60 @@ def compile_tokens(machine: Machine, vocabulary: Vocabulary) -> TokenTables:
     if missing:
         row, found = _completable(machine, vocabulary)
         inside: list[tuple[Ints, npt.NDArray[np.uint32]]] = []
+        counted = _Counted(int(row.max()) + 1, len(vocabulary))
     else:
         walk = Walk(machine, vocabulary)
         row, found, inside = walk.row, walk.found(), list(walk.inside())
+        counted = _Counted(len(walk.kinds), len(vocabulary))
+        found = found.with_doubted(*counted.take(walk.counted()))
     num_kinds = int(row.max()) + 1
     masks = _masks(num_kinds, len(vocabulary), found.only(LEGAL))
     for kinds, words in inside:
         masks[kinds] |= words
-    if not masks[row[machine.start]].any() and not (found.kind == row[machine.start]).any():
-        raise UnsupportedGrammar("the fence cannot be satisfied with this vocabulary: no token may come first")
     open_ones = found.only(DEPENDENT).sorted()
     depends = np.zeros(num_kinds + 1, np.int32)
     np.cumsum(np.bincount(open_ones.kind, minlength=num_kinds), out=depends[1:])
-    return TokenTables(machine, vocabulary, masks, row.astype(np.int32), depends, open_ones.token.astype(np.int32))
+    first = row[machine.start]
+    if not masks[first].any() and depends[first] == depends[first + 1] and counted.row[first] < 0:
+        raise UnsupportedGrammar("the fence cannot be satisfied with this vocabulary: no token may come first")
+    return TokenTables(
+        machine,
+        vocabulary,
+        masks,
+        row.astype(np.int32),
+        depends,
+        open_ones.token.astype(np.int32),
+        counted.rows,
+        counted.row,
+        counted.most,
+    )
+
+
+class _Counted:
+    """Collects the rows of `TokenTables.counts`, each once."""
+
+    def __init__(self, num_kinds: int, num_tokens: int) -> None:
+        self.row, self.most = np.full(num_kinds, -1, np.int32), np.zeros(num_kinds, np.int32)
+        self._num_tokens = num_tokens
+        self._rows: dict[bytes, int] = {}
+
+    @property
+    def rows(self) -> npt.NDArray[np.uint8]:
+        return np.frombuffer(b"".join(self._rows), np.uint8).reshape(len(self._rows), self._num_tokens)
+
+    def take(self, several: Iterable[tuple[Ints, Ints, npt.NDArray[np.uint8]]]) -> tuple[Ints, Ints]:
+        """The kinds and tokens of those that are too few for a row."""
+        few = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        for kinds, most, counts in several:
+            for kind, bound, row in zip(kinds.tolist(), most.tolist(), counts, strict=True):
+                tokens = np.flatnonzero(row)
+                if len(tokens) > FEW:
+                    self.row[kind] = self._rows.setdefault(row.tobytes(), len(self._rows))
+                    self.most[kind] = bound
+                else:
+                    few.append((np.full(len(tokens), kind), tokens))
+        kind, token = (np.concatenate(parts) for parts in zip(*few, strict=True))
+        return kind, token
 
 
 def _masks(num_kinds: int, num_tokens: int, legal: Found) -> npt.NDArray[np.uint32]:
@@ -98,34 +148,11 @@ def _spellable(machine: Machine, vocabulary: Vocabulary) -> tuple[Machine, bool]
     edges = machine.edges.copy()
     edges[:, sorted(missing)] = DEAD
     without = replace(machine, edges=edges)
-    if np.array_equal(_leading_on(without), _leading_on(machine)):
+    if np.array_equal(leading_on(without), leading_on(machine)):
         return without, False
     if machine.special:
         raise UnsupportedGrammar(f"the vocabulary has no token for the single bytes {bytes(sorted(missing))!r}")
     return machine, True
-
-
-def _leading_on(machine: Machine) -> npt.NDArray[np.bool_]:
-    """By state, whether some way leads to the end of its frame or of the text, guards aside."""
-    alive = machine.accepting.copy()
-    while True:
-        special = np.array([_leads_on(machine, edge, alive) for edge in machine.special], np.bool_)
-        targets = np.where(machine.edges >= 0, alive[np.maximum(machine.edges, 0)], False)
-        if len(special):
-            targets |= (machine.edges < 0) & special[np.maximum(~machine.edges, 0)]
-        grown = alive | targets.any(axis=1)
-        if (grown == alive).all():
-            return alive
-        alive = grown
-
-
-def _leads_on(machine: Machine, edge: Edge, alive: npt.NDArray[np.bool_]) -> bool:
-    for one in chain(edge):
-        if one.pop is not None:
-            return True
-        if alive[one.target] and (one.push is None or any(alive[state] for state in machine.returns[one.push])):
-            return True
-    return False
 
 
 def _completable(machine: Machine, vocabulary: Vocabulary) -> tuple[Ints, Found]:

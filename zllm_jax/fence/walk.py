@@ -6,16 +6,15 @@ of a listed name, or of a bounded text, cost hardly more than one. What stays in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import breadth_first_order
 
 from zllm_jax.fence.automaton import DEAD
+from zllm_jax.fence.flow import callers, chain, columns
 from zllm_jax.fence.machine import Edge, Machine
 from zllm_jax.fence.regions import RegionTables, children, ranges, region_tables, regions_of
 from zllm_jax.fence.vocabulary import Level, Vocabulary
@@ -35,6 +34,11 @@ class Found:
     def only(self, verdict: int) -> Found:
         chosen = np.flatnonzero(self.verdict == verdict)
         return Found(self.kind[chosen], self.token[chosen], self.verdict[chosen])
+
+    def with_doubted(self, kind: Ints, token: Ints) -> Found:
+        """And these, which only the stack can decide."""
+        verdict = np.append(self.verdict, np.full(len(kind), DEPENDENT, np.uint8))
+        return Found(np.append(self.kind, kind), np.append(self.token, token), verdict)
 
     def sorted(self) -> Found:
         order = np.lexsort((self.token, self.kind))
@@ -65,10 +69,14 @@ class _Steps:
 
 @dataclass(frozen=True, eq=False)
 class _Stretch:
-    """Regions of one digest. kind: i64[G, k], of the states that stand for a kind, else -1; state: i64[G, k]."""
+    """Regions of one digest. kind: i64[G, k], of the states that stand for a kind, else -1; state: i64[G, k].
+
+    most: i64[G], what the count may come to.
+    """
 
     kind: Ints
     state: Ints
+    most: Ints
     tables: RegionTables
 
 
@@ -78,9 +86,8 @@ class Walk:
     def __init__(self, machine: Machine, vocabulary: Vocabulary) -> None:
         self._machine, self._levels = machine, vocabulary.levels
         self._edges, self._order = machine.edges, vocabulary.order
-        self._columns = _columns(machine)
-        self._callers = _callers(machine, self._columns)
-        self._alike = _alike(machine, self._columns, self._callers, len(self._levels) - 1)
+        self._callers = callers(machine)
+        self._alike = _alike(machine, self._callers, len(self._levels) - 1)
         self._stacks: list[tuple[int, int]] = [(0, -1)]  # of each pushed stack: the one below, and its row of returns
         self._stack_ids: dict[tuple[int, int], int] = {}
         self.kinds, self.row = np.unique(self._alike[-1], return_inverse=True)
@@ -92,7 +99,8 @@ class Walk:
             same = list(several)
             state = np.stack([one.states for one in same])
             kind = np.where(self.kinds[self.row[state]] == state, self.row[state], -1)
-            yield _Stretch(kind, state, region_tables(same[0], vocabulary))
+            most = np.array([one.most or 0 for one in same])
+            yield _Stretch(kind, state, most, region_tables(same[0], vocabulary))
 
     def inside(self) -> Iterator[tuple[Ints, npt.NDArray[np.uint32]]]:
         """Kinds within free stretches, and the tokens that stay there, u32[., W]; `found` has the others."""
@@ -100,10 +108,19 @@ class Walk:
             group, local = np.nonzero(one.kind >= 0)
             yield one.kind[group, local], one.tables.masks[local]
 
+    def counted(self) -> Iterator[tuple[Ints, Ints, npt.NDArray[np.uint8]]]:
+        """Kinds within stretches that count to a bound: the bounds, and what each token adds, u8[., V] (0: not so)."""
+        for one in self._stretches:
+            group, local = np.nonzero((one.kind >= 0) & one.tables.counts.any(axis=1))
+            yield one.kind[group, local], one.most[group], one.tables.counts[local]
+
     def found(self) -> Found:
         """What may come, by kind of state."""
         items, steps, begun = [_Items(_NONE, _NONE, _NONE)], [_NO_STEPS], [_NO_STEPS]
+        last = max((one.tables.depth for one in self._stretches), default=1)
         for depth in range(1, len(self._levels)):
+            if depth > last and not len(items[-1].node):
+                break
             after, ways, first = self._down(items[-1], depth)
             items.append(after)
             steps.append(ways)
@@ -114,41 +131,46 @@ class Walk:
         """All places one byte further, with the ways from those before, and from the kinds that begin to be walked."""
         level, below = self._levels[depth - 1], self._levels[depth]
         source, node = children(level, items.node)
-        kind, first, state = (np.concatenate(parts) for parts in zip(*self._beginning(depth), strict=True))
-        onward = self._moved(source, node, items.state[source], items.stack[source], below)
-        begun = self._moved(kind, first, state, np.zeros_like(kind), below)
+        kind, first, state, doubt = (np.concatenate(parts) for parts in zip(*self._beginning(depth), strict=True))
+        none = np.zeros(len(source), np.bool_)
+        onward = self._moved(source, node, items.state[source], items.stack[source], none, below)
+        begun = self._moved(kind, first, state, np.zeros_like(kind), doubt, below)
         num_nodes, num_stacks = len(below.byte), len(self._stacks)
         state, node, stack = (np.concatenate(both) for both in zip(onward[1:4], begun[1:4], strict=True))
         key, target = np.unique((state * num_nodes + node) * num_stacks + stack, return_inverse=True)
         rest, stacks = np.divmod(key, num_stacks)
         states, nodes = np.divmod(rest, num_nodes)
         cut = len(onward[0])
-        ways, first = _Steps(onward[0], target[:cut], *onward[4:]), _Steps(begun[0], target[cut:], *begun[4:])
-        return _Items(states, nodes, stacks), ways, first
+        ways, jumps = _Steps(onward[0], target[:cut], *onward[4:]), _Steps(begun[0], target[cut:], *begun[4:])
+        return _Items(states, nodes, stacks), ways, jumps
 
-    def _beginning(self, depth: int) -> Iterator[tuple[Ints, Ints, Ints]]:
-        """Kind, node and state: where walks begin. Within a free stretch, at the byte that leaves it."""
+    def _beginning(self, depth: int) -> Iterator[tuple[Ints, Ints, Ints, npt.NDArray[np.bool_]]]:
+        """Kind, node, state, doubt: where walks begin. Within a free stretch, at the byte that leaves it."""
         others = np.ones(len(self.kinds) if depth == 1 else 0, np.bool_)
         for one in self._stretches:
             exits = one.tables.exits[depth]
             group, index = np.nonzero(one.kind[:, exits.root] >= 0)
-            yield one.kind[group, exits.root[index]], exits.node[index], one.state[group, exits.state[index]]
+            state = one.state[group, exits.state[index]]
+            yield one.kind[group, exits.root[index]], exits.node[index], state, exits.doubt[index]
             if depth == 1:
                 others[one.kind[one.kind >= 0]] = False
         kinds = np.flatnonzero(others)
         edges = self._edges[self.kinds[kinds]][:, self._levels[depth].byte]
         index, node = np.nonzero(edges if depth == 1 else edges[:0])
-        yield kinds[index], node, self.kinds[kinds[index]]
+        yield kinds[index], node, self.kinds[kinds[index]], np.zeros(len(node), np.bool_)
 
     def _moved(
-        self, source: Ints, node: Ints, state: Ints, stack: Ints, below: Level
+        self, source: Ints, node: Ints, state: Ints, stack: Ints, doubt: npt.NDArray[np.bool_], below: Level
     ) -> tuple[Ints, Ints, Ints, Ints, int, npt.NDArray[np.bool_]]:
         """From states with stacks over the bytes of nodes: source, state, node, stack, how many plain, whether sure."""
         edge = self._edges[state, below.byte[node]].astype(np.int64)
-        plain, special = np.flatnonzero(edge > 0), np.flatnonzero(edge < 0)
+        plain, doubted = np.flatnonzero((edge > 0) & ~doubt), np.flatnonzero((edge > 0) & doubt)
+        special = np.flatnonzero(edge < 0)
         picked, *taken, sure = self._taken(state[special], stack[special], ~edge[special])
-        where = np.concatenate([plain, special[picked]])
-        after, pushed = (np.concatenate(both) for both in zip((edge[plain], stack[plain]), taken, strict=True))
+        sure = np.concatenate([np.zeros(len(doubted), np.bool_), sure & ~doubt[special[picked]]])
+        where = np.concatenate([plain, doubted, special[picked]])
+        plainly = np.concatenate([plain, doubted])
+        after, pushed = (np.concatenate(both) for both in zip((edge[plainly], stack[plainly]), taken, strict=True))
         height = np.minimum(below.height[node[where]], len(self._alike) - 1)
         return source[where], self._alike[height, after], node[where], pushed, len(plain), sure
 
@@ -248,27 +270,20 @@ def _strongest(pair: Ints, verdict: npt.NDArray[np.uint8]) -> tuple[Ints, npt.ND
     return pair[best < LEGAL], (LEGAL - best[best < LEGAL]).astype(np.uint8)
 
 
-def _columns(machine: Machine) -> Ints:
-    """One byte of each kind: the others do in every state what one of these does."""
-    scramble = np.random.default_rng(0).integers(1, 2**63, machine.num_states, dtype=np.uint64) | np.uint64(1)
-    names = scramble @ machine.edges.astype(np.uint64)
-    columns: Ints = np.unique(names, return_index=True)[1]
-    return columns
-
-
-def _alike(machine: Machine, columns: Ints, callers: dict[int, frozenset[int]], most: int) -> Ints:
+def _alike(machine: Machine, frame_of: dict[int, frozenset[int]], most: int) -> Ints:
     """By number of bytes h and state: the first state that looks alike for h bytes, i64[h, Q].
 
     States look alike for no bytes where both are alive, and for one more where each byte leads to such as look alike,
     or takes the same edge; and, where that leaves the frame, out of frames that the same edges opened.
     """
-    edges = machine.edges[:, columns]
-    scramble = np.random.default_rng(0).integers(1, 2**63, len(columns) + 1, dtype=np.uint64) | np.uint64(1)
+    edges = machine.edges[:, columns(machine)]
+    scramble = np.random.default_rng(0).integers(1, 2**63, edges.shape[1] + 1, dtype=np.uint64) | np.uint64(1)
     label = np.minimum(np.arange(machine.num_states), 1)
     layers = [_firsts(label)]
     taken = machine.num_states + np.maximum(~edges.astype(np.int64), 0)
-    frames = {one: i for i, one in enumerate(dict.fromkeys(callers.values()), 1)}
-    frame = np.array([frames.get(callers.get(state, frozenset()), 0) for state in range(machine.num_states)])
+    frames = {one: i for i, one in enumerate(dict.fromkeys(frame_of.values()), 1)}
+    frame = np.zeros(machine.num_states, np.int64)
+    frame[list(frame_of)] = [frames[one] for one in frame_of.values()]
     pops = np.array([any(one.pop is not None for one in chain(edge)) for edge in machine.special], np.bool_)
     if len(pops):
         taken += np.where((edges < 0) & pops[np.maximum(~edges, 0)], frame[:, None] * len(pops), 0)
@@ -290,44 +305,6 @@ def _firsts(label: Ints) -> Ints:
     _, first, index = np.unique(label, return_index=True, return_inverse=True)
     firsts: Ints = first[index.reshape(-1)]
     return firsts
-
-
-def _callers(machine: Machine, columns: Ints) -> dict[int, frozenset[int]]:
-    """By state, the rows of returns that the frame it is in may remember; none for states of the outermost frame."""
-    chains = [list(chain(edge)) for edge in machine.special]
-    if not any(one.pop is not None for chain in chains for one in chain):
-        return {}
-    edges = machine.edges[:, columns]
-    source, column = np.nonzero(edges > 0)
-    ways = [(source, edges[source, column].astype(np.int64))]
-    pushes: dict[int, set[int]] = {}
-    for state, number in _specials(edges):
-        for one in chains[number]:
-            after = [one.target] if one.pop is None else []
-            if one.push is not None:
-                pushes.setdefault(one.target, set()).add(one.push)
-                after = [state for state in machine.returns[one.push] if state != DEAD]
-            ways.append((np.full(len(after), state), np.array(after, np.int64)))
-    source, target = (np.concatenate(parts) for parts in zip(*ways, strict=True))
-    size = (machine.num_states, machine.num_states)
-    graph = coo_array((np.ones(len(source), np.int32), (source, target)), shape=size).tocsr()
-    callers: dict[int, set[int]] = {}
-    for target_state, rows in pushes.items():
-        for state in breadth_first_order(graph, target_state, return_predecessors=False).tolist():
-            callers.setdefault(state, set()).update(rows)
-    return {state: frozenset(rows) for state, rows in callers.items()}
-
-
-def _specials(edges: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
-    """Each state with each special edge that it has."""
-    state, column = np.nonzero(edges < 0)
-    return sorted(set(zip(state.tolist(), (~edges[state, column]).tolist(), strict=True)))
-
-
-def chain(edge: Edge | None) -> Iterable[Edge]:
-    while edge is not None:
-        yield edge
-        edge = edge.otherwise
 
 
 _NONE = np.zeros(0, np.int64)

@@ -54,6 +54,7 @@ class Compiler:
     _waiting: list[Module] = field(default_factory=list)
     _memo: dict[object, int] = field(default_factory=dict)
     _fused: list[tuple[int, int]] = field(default_factory=list)
+    _texts: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def root(self, after: int, module: int = 0) -> int:
         """The state in which a value of the whole schema begins, within a module; it goes on in `after`.
@@ -150,6 +151,11 @@ class Compiler:
         if not owners:
             return
         several = [one for one in languages if one is not None]
+        if text and len(after) == 2 and several[0].counted and after[1]:
+            room = (Condition(room=1),)
+            edge = Edge(self._counted(several[0]), room, push=self.builder.returns(after))
+            self.builder.edge(state, b'"', edge)
+            return
         if all(one.unsure for one in several):
             raise UnsupportedGrammar("whether any text has, or breaks, the format is not known")
         joined, accepted, sure = _jointly(several, text=text)
@@ -163,6 +169,32 @@ class Compiler:
             self.builder.edge(state, b'"', self._entered(key, joined, targets, alive, closing=True))
         else:
             self.builder.copy_edges(self._entered(key, joined, targets, alive, closing=False), state)
+
+    def _counted(self, language: Language) -> int:
+        """The rest of a text whose characters its own frame counts, behind the opening quote.
+
+        Every character begins in the automaton's first state, and only there.
+        """
+        assert language.lengths is not None
+        low, high = language.lengths
+        assert high is not None
+
+        if (low, high) in self._texts:
+            return self._texts[low, high]
+        outer, self._module = self._module, len(self.module_of)
+        every = regular.json_string(regular.any_text(), canonical=False)
+        self._texts[low, high] = start = self.state()
+        inner = np.zeros(every.num_states, np.int32)
+        for one in np.flatnonzero(~every.accepting).tolist()[1:]:
+            inner[one] = start if one == every.start else self.state()
+        for one in np.flatnonzero(inner).tolist():
+            self.builder.edges(int(inner[one]), inner[every.transitions[one]])
+        guard = (Condition(high=high - 1),)
+        for byte in np.flatnonzero(self.builder.row(start)).tolist():
+            self.builder.replace(start, byte, Edge(int(self.builder.row(start)[byte]), guard, add=1))
+        self.builder.edge(start, b'"', Edge(guard=(Condition(low=low),) if low else (), pop=1))
+        self._module = outer
+        return start
 
     def _entered(
         self,

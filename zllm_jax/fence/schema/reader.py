@@ -222,8 +222,8 @@ def _multiple_of(reader: Reader, schema: Mapping[str, Any], here: Location) -> V
 
 
 def _length(reader: Reader, schema: Mapping[str, Any], here: Location) -> Values:
-    text = regular.text_length(_count(schema, "minLength") or 0, _count(schema, "maxLength"))
-    return _only(reader, string=_language(reader, text))
+    language = reader.sets.length(_count(schema, "minLength") or 0, _count(schema, "maxLength"))
+    return _only(reader, string=None if language.empty else language)
 
 
 def _pattern(reader: Reader, schema: Mapping[str, Any], here: Location) -> Values:
