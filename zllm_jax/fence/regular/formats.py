@@ -158,7 +158,7 @@ _LOOSE = {
 }
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=128)
 def format_text(name: str) -> ByteAutomaton | None:
     """Texts (UTF-8) of a format that JSON Schema names; None for a name that is not known.
 
@@ -174,7 +174,7 @@ def format_text(name: str) -> ByteAutomaton | None:
     return None if pattern is None else fullmatch_regex(pattern)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=128)
 def loose_format_text(name: str) -> ByteAutomaton | None:
     """Texts (UTF-8) that may have the format: a text outside breaks it. The same as `format_text` where that is exact.
 

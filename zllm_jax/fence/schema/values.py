@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from zllm_jax.errors import UnsupportedGrammar
 from zllm_jax.fence import regular
-from zllm_jax.fence.automaton import ByteAutomaton, choices
+from zllm_jax.fence.automaton import ByContent, ByteAutomaton, choices
 
 _OPERATIONS: Mapping[str, Callable[[ByteAutomaton, ByteAutomaton], ByteAutomaton]] = {
     "and": regular.intersect,
@@ -261,11 +261,12 @@ class Sets:
 
     def _combine(self, what: str, a: Language, b: Language) -> Language:
         if (what, a, b) not in self._combined:
-            operation, other = _OPERATIONS[what], (b.automaton, b.possible)
+            other = (b.automaton, b.possible)
             sure, possible = reversed(other) if what == "without" else other
             exact = a.exact and b.exact
-            made = operation(a.automaton, sure)
-            self._combined[what, a, b] = self.language(made, None if exact else operation(a.possible, possible))
+            made = _operated(what, ByContent(a.automaton), ByContent(sure))
+            loose = None if exact else _operated(what, ByContent(a.possible), ByContent(possible))
+            self._combined[what, a, b] = self.language(made, loose)
         return self._combined[what, a, b]
 
     def intersection(self, a: Values, b: Values) -> Values:
@@ -424,6 +425,11 @@ class Sets:
     def _alternatives(self, shapes: Iterable[Any], whole: Any) -> tuple[Any, ...]:
         several = _bounded(shapes)
         return (whole,) if whole in several else several
+
+
+@lru_cache(maxsize=512)
+def _operated(what: str, a: ByContent, b: ByContent) -> ByteAutomaton:
+    return _OPERATIONS[what](a.automaton, b.automaton)
 
 
 def _bounded(shapes: Iterable[Any]) -> tuple[Any, ...]:
