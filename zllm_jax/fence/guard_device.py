@@ -50,7 +50,8 @@ def guard_rows(num_rows: int, *, guard: LoopGuard) -> GuardRows:
 def rows_begin(rows: GuardRows, at: jax.Array) -> GuardRows:
     """With the text at one place (i32) forgotten: a new one begins there."""
     fresh = guard_rows(1, guard=rows.guard)
-    return jax.tree.map(lambda old, new: old.at[at].set(new[0], mode="drop"), rows, fresh)
+    begun: GuardRows = jax.tree.map(lambda old, new: old.at[at].set(new[0], mode="drop"), rows, fresh)
+    return begun
 
 
 def rows_excluded(rows: GuardRows, at: jax.Array) -> jax.Array:
