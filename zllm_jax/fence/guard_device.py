@@ -18,14 +18,15 @@ from zllm_jax.fence.guard import MAX_HALVINGS, MULTIPLIER, NO_TOKEN, LoopGuard
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class GuardRows:
-    """`guard.GuardState` of N texts, with its meaning, and the thresholds that they are judged by."""
+    """`guard.GuardState` of N texts, with its meaning, and the thresholds that they are judged by.
+
+    places: context, what followed it, and how often, side by side: one read and one write a step.
+    """
 
     recent: jax.Array  # i32[N, max_period]
     fresh: jax.Array  # bool[N, max_period]
     matched: jax.Array  # i32[N, max_period]
-    slot_context: jax.Array  # u32[N, num_slots]
-    slot_next: jax.Array  # i32[N, num_slots]
-    slot_count: jax.Array  # i32[N, num_slots]
+    places: jax.Array  # i32[N, num_slots, 3]
     foreseen: jax.Array  # i32[N]
     broken: jax.Array  # i32[N]
     guard: LoopGuard = field(metadata={"static": True})
@@ -33,14 +34,12 @@ class GuardRows:
 
 def guard_rows(num_rows: int, *, guard: LoopGuard) -> GuardRows:
     """`num_rows` texts of which nothing was generated yet."""
-    P, S = (num_rows, guard.max_period), (num_rows, guard.num_slots)
+    P = (num_rows, guard.max_period)
     return GuardRows(
         recent=jnp.full(P, NO_TOKEN, jnp.int32),
         fresh=jnp.zeros(P, jnp.bool_),
         matched=jnp.zeros(P, jnp.int32),
-        slot_context=jnp.zeros(S, jnp.uint32),
-        slot_next=jnp.full(S, NO_TOKEN, jnp.int32),
-        slot_count=jnp.zeros(S, jnp.int32),
+        places=jnp.zeros((num_rows, guard.num_slots, 3), jnp.int32),
         foreseen=jnp.zeros(num_rows, jnp.int32),
         broken=jnp.zeros(num_rows, jnp.int32),
         guard=guard,
@@ -70,11 +69,11 @@ def rows_excluded(rows: GuardRows, at: jax.Array) -> jax.Array:
     pattern = jnp.where(loops.any(axis=1), _pick(recent, jnp.argmax(loops, axis=1)), NO_TOKEN)
 
     context = _context_hash(recent, guard)
-    slot, foreseen = _slot_of(context, guard), rows.foreseen[at]
-    known = (rows.slot_context[at, slot] == context) & (rows.slot_count[at, slot] >= guard.passage_seen)
+    place, foreseen = rows.places[at, _slot_of(context, guard)], rows.foreseen[at]
+    known = (place[:, 0] == context) & (place[:, 2] >= guard.passage_seen)
     said = _pick(num_words, jnp.clip(foreseen, 1, guard.max_period) - 1)
     recites = (foreseen >= guard.passage_tokens >> halvings) & (said >= guard.passage_words)
-    passage = jnp.where(known & recites, rows.slot_next[at, slot], NO_TOKEN)
+    passage = jnp.where(known & recites, place[:, 1], NO_TOKEN)
     return jnp.stack([pattern, passage], axis=1)
 
 
@@ -90,8 +89,8 @@ def rows_advance(
     recent, foreseen = rows.recent[at], rows.foreseen[at]
     context = _context_hash(recent, guard)
     slot = _slot_of(context, guard)
-    again = (rows.slot_context[at, slot] == context) & (rows.slot_next[at, slot] == token)
-    count = jnp.where(again, rows.slot_count[at, slot], 0)
+    place = rows.places[at, slot]
+    count = jnp.where((place[:, 0] == context) & (place[:, 1] == token), place[:, 2], 0)
     same = recent == token[:, None]
     is_word = jnp.asarray(words)[token]
     foreseen = jnp.where(count >= guard.passage_seen, foreseen + 1, jnp.maximum(foreseen - guard.context, 0))
@@ -107,9 +106,7 @@ def rows_advance(
         recent=put(rows.recent, shifted(token, recent)),
         fresh=put(rows.fresh, shifted(is_word, rows.fresh[at] & ~same)),
         matched=put(rows.matched, jnp.where(same, rows.matched[at] + 1, 0)),
-        slot_context=rows.slot_context.at[at, slot].set(context, mode="drop"),
-        slot_next=rows.slot_next.at[at, slot].set(token, mode="drop"),
-        slot_count=rows.slot_count.at[at, slot].set(count + 1, mode="drop"),
+        places=rows.places.at[at, slot].set(jnp.stack([context, token, count + 1], axis=1), mode="drop"),
         foreseen=put(rows.foreseen, foreseen),
         broken=put(rows.broken, rows.broken[at] + left.astype(jnp.int32)),
     )
@@ -155,10 +152,9 @@ def _context_hash(recent: jax.Array, guard: LoopGuard) -> jax.Array:
     for i in range(guard.context):
         value = (value ^ recent[:, i].astype(jnp.uint32)) * jnp.uint32(MULTIPLIER)
         value = value ^ (value >> jnp.uint32(15))
-    context: jax.Array = value | jnp.uint32(1)
+    context: jax.Array = jax.lax.bitcast_convert_type(value | jnp.uint32(1), jnp.int32)
     return context
 
 
 def _slot_of(context: jax.Array, guard: LoopGuard) -> jax.Array:
-    slot: jax.Array = ((context >> jnp.uint32(8)) & jnp.uint32(guard.num_slots - 1)).astype(jnp.int32)
-    return slot
+    return (context >> 8) & (guard.num_slots - 1)

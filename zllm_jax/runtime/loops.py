@@ -87,11 +87,7 @@ def narrowed(
 
 def told(guard: GuardRows, seen: Seen, words: ArrayLike, ids: jax.Array) -> GuardRows:
     """The guard after the rows drew `ids`, i32[B]. words: bool[V], which tokens are words."""
-
-    def some(guard: GuardRows) -> GuardRows:
-        return rows_advance(guard, seen.at, seen.excluded, words, ids)
-
-    return jax.lax.cond(jnp.any(seen.at < guard.broken.shape[0]), some, lambda guard: guard, guard)
+    return rows_advance(guard, seen.at, seen.excluded, words, ids)
 
 
 def followed(watch: Watch, ids: jax.Array) -> Watch:
