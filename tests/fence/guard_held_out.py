@@ -69,9 +69,7 @@ LEGAL: dict[str, str] = {
         for i, place in enumerate(_PLACES * 2)
     ),
     "truth table": "| p | q | r | p and q | p or r |\n|---|---|---|---|---|\n"
-    + "".join(
-        f"| {bool(i & 4)} | {bool(i & 2)} | {bool(i & 1)} | {(i & 6) == 6} | {bool(i & 5)} |\n" for i in range(8)
-    )
+    + "".join(f"| {bool(i & 4)} | {bool(i & 2)} | {bool(i & 1)} | {(i & 6) == 6} | {bool(i & 5)} |\n" for i in range(8))
     * 3,
     "stack of a recursion": 'Exception in thread "main" java.lang.StackOverflowError\n'
     + "\tat com.example.Tree.depth(Tree.java:42)\n" * 12,
@@ -119,8 +117,8 @@ _STORY = (
     "that had been buried a long time ago. "
 )
 _PROOF = (
-    "Suppose that n is even. Then n equals two times k for some integer k, and the square of n is four times the square "
-    "of k, which is even as well. Hence the claim holds in this case. Now suppose that n is odd. Then n is two k plus "
+    "Suppose that n is even. Then n equals two times k for some integer k, and the square of n is four times the "
+    "square of k, which is even as well. Hence the claim holds in this case. Now suppose that n is odd. Then n is two k plus "
     "one, and the square is four k squared plus four k plus one, which is odd, as we wanted to show. "
 )
 _CODE = (
@@ -149,9 +147,7 @@ LOOPING: dict[str, str] = {
         "be twelve sweets in the bag, and four children share them, which gives three sweets for each child. "
         for i in range(24)
     ),
-    "three passages by turns": "".join(
-        random.Random(3).sample([_STORY, _PROOF, _CODE], 3)[i % 3] for i in range(18)
-    ),
+    "three passages by turns": "".join(random.Random(3).sample([_STORY, _PROOF, _CODE], 3)[i % 3] for i in range(18)),
     "passages with new words between": "".join(f"{name} said it once more. {_STORY}" for name in _NAMES),
     "italian": "Non sono sicuro che questa sia la risposta giusta, ma proviamo ancora una volta. " * 30,
     "numbered doubts": "".join(

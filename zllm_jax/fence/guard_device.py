@@ -77,9 +77,7 @@ def rows_excluded(rows: GuardRows, at: jax.Array) -> jax.Array:
     return jnp.stack([pattern, passage], axis=1)
 
 
-def rows_advance(
-    rows: GuardRows, at: jax.Array, excluded: jax.Array, words: ArrayLike, token: jax.Array
-) -> GuardRows:
+def rows_advance(rows: GuardRows, at: jax.Array, excluded: jax.Array, words: ArrayLike, token: jax.Array) -> GuardRows:
     """After `token` (i32[B]) in the texts `at`, for which `rows_excluded` gave `excluded`.
 
     words: bool[V], what `word_tokens` gave for the vocabulary.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,6 +38,13 @@ class Watched:
     opens: int = -1
     closes: int = -1
     inside: bool = False
+
+    def after(self, tokens: Sequence[int]) -> Watched:
+        """With `inside` where the output stands after `tokens`."""
+        inside = self.inside
+        for token in tokens if self.closes >= 0 else ():
+            inside = (inside or token == self.opens) and token != self.closes
+        return self if inside == self.inside else replace(self, inside=inside)
 
 
 @dataclass(frozen=True, kw_only=True)
