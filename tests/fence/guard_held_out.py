@@ -118,8 +118,8 @@ _STORY = (
 )
 _PROOF = (
     "Suppose that n is even. Then n equals two times k for some integer k, and the square of n is four times the "
-    "square of k, which is even as well. Hence the claim holds in this case. Now suppose that n is odd. Then n is two k plus "
-    "one, and the square is four k squared plus four k plus one, which is odd, as we wanted to show. "
+    "square of k, which is even as well. Hence the claim holds in this case. Now suppose that n is odd. Then n is "
+    "two k plus one, and the square is four k squared plus four k plus one, which is odd, as we wanted to show. "
 )
 _CODE = (
     "def merge(left, right):\n    result = []\n    while left and right:\n        if left[0] < right[0]:\n"
