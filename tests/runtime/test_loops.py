@@ -124,7 +124,7 @@ def test_a_slot_begins_anew(runner: Scorer) -> None:
 
 
 @pytest.mark.parametrize(
-    "sampling", [drive.GREEDY, Sampling(logit_bias=((A, 7.0),)), only(A)], ids=["greedy", "warm", "one"]
+    "sampling", [drive.GREEDY, Sampling(logit_bias=((A, 14.0),)), only(A)], ids=["greedy", "warm", "one"]
 )
 def test_every_path_gives_the_same(runner: Scorer, sampling: Sampling) -> None:
     """Alone in several slots, one step a call or four, in a batch with a row that is not watched and another one."""
