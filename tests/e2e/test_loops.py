@@ -48,6 +48,7 @@ def test_a_model_that_repeats_itself_is_led_out_of_it(engine: Engine) -> None:
     assert alone.tokens == watched.tokens
 
 
+@pytest.mark.slow
 def test_what_does_not_loop_is_the_same(engine: Engine) -> None:
     free, watched = answers(engine, *(asked("Once upon a time", guard, max_tokens=40) for guard in (False, True)))
     assert free.tokens == watched.tokens

@@ -15,7 +15,7 @@ from zllm_jax.runtime import Fenced, Row, Runner, StateShape, Watched, count_com
 from zllm_jax.testing import ByteTokenizer, tiny_config
 from zllm_jax.values import Fence, Sampling
 
-SHAPE = StateShape(num_pages=96, page_tokens=8, num_rings=4, num_slots=4, max_pages=24)
+SHAPE = StateShape(num_pages=96, page_tokens=8, num_rings=3, num_slots=3, max_pages=24)
 PLACES = [Place(tuple(range(24 * i, 24 * i + 24)), ring=i, slot=i) for i in range(3)]
 TOKENIZER = ByteTokenizer()
 VOCABULARY = Vocabulary(TOKENIZER.vocabulary(), TOKENIZER.eos_ids)
