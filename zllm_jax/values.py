@@ -141,6 +141,8 @@ class Request:
     tenant: whose request it is: cached states are never shared between tenants, and each gets its fair share.
     priority: higher ones are admitted first.
     fence: what the output must be; enforced token by token, before sampling.
+    loop_guard: exclude the token that would continue a loop, and end thinking that only loops. A fence goes before it.
+        None: as `EngineConfig.loop_guard` says.
     """
 
     input: str | Sequence[int] | Sequence[Message] | None = None
@@ -158,6 +160,7 @@ class Request:
     priority: int = 0
     tools: tuple[Mapping[str, Any], ...] = ()
     fence: Fence | None = None
+    loop_guard: bool | None = None
     request_id: str | None = None
 
     def __post_init__(self) -> None:
@@ -283,6 +286,7 @@ class Telemetry:
     saved_bytes: int = 0  # state bytes those steps would have written
     termination: str = "ok"  # the accelerator's own flag
     stop_text: str | None = None
+    loops_broken: int = 0  # how often the loop guard led the output out of a loop
     fence_relaxed: tuple[str, ...] = ()  # what `Fence.relax` left out of the schema, as "path: reason"
 
 

@@ -19,7 +19,7 @@ from zllm_jax.dialect import ChatTemplate, Tokenizer, load_tokenizer
 from zllm_jax.engine import Progress
 from zllm_jax.engine.fences import FenceCompiler, vocabulary_of
 from zllm_jax.errors import ConfigError, StoreUnavailable
-from zllm_jax.fence import FencePool
+from zllm_jax.fence import FencePool, LoopGuard, Vocabulary, word_tokens
 from zllm_jax.runtime import (
     Runner,
     StateShape,
@@ -61,9 +61,12 @@ class Engine(engine_.Engine):
             keep_compilations(zllm_home() / "compilations")
         tokenizer = load_tokenizer(checkpoint.tokenizer) if checkpoint.tokenizer is not None else None
         store = open_store(checkpoint, cfg, config, tokenizer) if config.disk_cache else None
-        vocabulary = vocabulary_of(tokenizer, cfg.vocab_size) if tokenizer is not None and config.fence_states else None
-        pool = FencePool(vocabulary, config.fence_states) if vocabulary is not None else None
-        runner = open_runner(checkpoint, cfg, shape, config, progress, pool)
+        if config.loop_guard and tokenizer is None:
+            raise ConfigError("EngineConfig.loop_guard is on, but looks at words: this model has no tokenizer")
+        vocabulary = vocabulary_of(tokenizer, cfg.vocab_size) if tokenizer is not None else None
+        fenced = vocabulary if config.fence_states else None
+        pool = FencePool(fenced, config.fence_states) if fenced is not None else None
+        runner = open_runner(checkpoint, cfg, shape, config, progress, pool, vocabulary)
         cache = PrefixCache(
             runner,
             store,
@@ -87,7 +90,7 @@ class Engine(engine_.Engine):
             tokenizer=tokenizer,
             template=chat_template(checkpoint, tokenizer),
             warm=runner.warmup,
-            fences=FenceCompiler(vocabulary, config.fence_states) if vocabulary is not None else None,
+            fences=FenceCompiler(fenced, config.fence_states) if fenced is not None else None,
             progress=progress,
         )
 
@@ -105,19 +108,23 @@ def open_runner(
     config: EngineConfig,
     progress: Progress | None,
     pool: FencePool | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> Runner:
     """Weights and state on the device. The programs of a first short request are fetched while the weights load.
+
+    vocabulary: lets outputs be watched for loops.
 
     Raises `ConfigError` when the model cannot be split over `tensor_parallel` devices.
     """
     check_shapes(checkpoint, cfg)
     mesh = open_mesh(cfg, config)
     tables = pool.tables if pool is not None else None
+    guard = LoopGuard() if vocabulary is not None else None
     state_dtype = config.state_dtype or config.dtype
-    _beside(fetch_prefill, cfg, shape, config.dtype, state_dtype, config.prefill_buckets[0], mesh, tables)
+    _beside(fetch_prefill, cfg, shape, config.dtype, state_dtype, config.prefill_buckets[0], mesh, tables, guard)
     params = load_params(checkpoint, cfg, config.dtype, mesh=mesh, progress=progress)
     decode = (config.decode_buckets[0], config.decode_steps)
-    _beside(fetch_decode, cfg, shape, config.dtype, state_dtype, *decode, mesh, tables)
+    _beside(fetch_decode, cfg, shape, config.dtype, state_dtype, *decode, mesh, tables, guard)
     return Runner(
         params,
         cfg,
@@ -128,6 +135,8 @@ def open_runner(
         decode_steps=config.decode_steps,
         mesh=mesh,
         fences=pool,
+        guard=guard,
+        words=None if vocabulary is None else word_tokens(vocabulary.tokens),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -68,9 +67,12 @@ def stopped_at(texts: dict[str, list[int]], words: npt.NDArray[np.bool_], guard:
     for row, name in enumerate(names):
         padded[: len(texts[name]), row] = texts[name]
 
+    at = jnp.arange(len(names))
+
     def step(rows, token):
-        hit = (rows_excluded(rows, guard=guard) == token[:, None]).any(axis=1) & (token != NO_TOKEN)
-        return rows_advance(rows, words, token, guard=guard), hit
+        excluded = rows_excluded(rows, at)
+        hit = (excluded == token[:, None]).any(axis=1) & (token != NO_TOKEN)
+        return rows_advance(rows, at, excluded, words, token), hit
 
     _, hits = jax.lax.scan(step, guard_rows(len(names), guard=guard), jnp.asarray(padded))
     hits = np.asarray(hits)
@@ -121,7 +123,8 @@ def test_the_arrays_do_what_the_host_does(num_symbols: int) -> None:
     rng = np.random.default_rng(num_symbols)
     words = np.array([False, False, True, True, True, True, True])
     B, T = 3, 250
-    advance = jax.jit(partial(rows_advance, guard=SMALL))
+    at = jnp.arange(B)
+    excluding, advance = jax.jit(rows_excluded), jax.jit(rows_advance)
     rows, host = guard_rows(B, guard=SMALL), [guard_start(SMALL) for _ in range(B)]
     texts: list[list[int]] = [[] for _ in range(B)]
     excluded = 0
@@ -131,13 +134,14 @@ def test_the_arrays_do_what_the_host_does(num_symbols: int) -> None:
             goes_on = len(text) > 0 and rng.random() < 0.9
             tokens.append(text[-6:][0] if goes_on else int(rng.integers(num_symbols)))
             text.append(tokens[-1])
-        rows = advance(rows, words, jnp.asarray(tokens, jnp.int32))
+        rows = advance(rows, at, excluding(rows, at), words, jnp.asarray(tokens, jnp.int32))
         host = [guard_advance(SMALL, words, state, token) for state, token in zip(host, tokens, strict=True)]
-        got = [set(row) - {NO_TOKEN} for row in np.asarray(rows_excluded(rows, guard=SMALL)).tolist()]
+        now = excluding(rows, at)
+        got = [set(row) - {NO_TOKEN} for row in np.asarray(now).tolist()]
         assert got == [set(guard_excluded(SMALL, state)) for state in host]
         assert np.asarray(rows.broken).tolist() == [state.broken for state in host]
         assert np.asarray(rows.foreseen).tolist() == [state.foreseen for state in host]
-        assert np.asarray(rows_end(rows, guard=SMALL)).tolist() == [guard_ends(SMALL, state) for state in host]
+        assert np.asarray(rows_end(rows, at, now)).tolist() == [guard_ends(SMALL, state) for state in host]
         excluded += sum(map(len, got))
     assert excluded > 20
     assert max(state.broken for state in host) >= SMALL.end_after

@@ -53,6 +53,10 @@ class Scorer(Runner):
     def layers(self) -> tuple[Any, ...]:
         return self._state.layers
 
+    @property
+    def history(self) -> Any:
+        return self._state.history
+
     def forget(self) -> None:
         """A fresh state, NaN wherever nobody has written."""
         self._state = init_state(

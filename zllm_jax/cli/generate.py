@@ -60,6 +60,11 @@ def add(commands: Any) -> None:
         "--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; may be repeated"
     )
     add_fence_options(generate, required=False)
+    generate.add_argument(
+        "--loop-guard",
+        action=argparse.BooleanOptionalAction,
+        help="lead the output out of loops (default: EngineConfig.loop_guard)",
+    )
     generate.add_argument("--stream", action="store_true", help="with --json: one JSON line a piece")
     add_json(generate, "the envelope")
     add_log_options(generate)
@@ -83,7 +88,12 @@ def _generate(args: argparse.Namespace) -> int:
     given = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
     sampling = Sampling(**{name: value for name, value in given.items() if value is not None})
     request = Request(
-        _input(args), max_tokens=args.max_tokens, sampling=sampling, stop=tuple(args.stop), fence=fence_of(args)
+        _input(args),
+        max_tokens=args.max_tokens,
+        sampling=sampling,
+        stop=tuple(args.stop),
+        fence=fence_of(args),
+        loop_guard=args.loop_guard,
     )
     with ConsoleProgress() as progress:
         engine = open_engine(args, progress, max_batch=1, device_cache_bytes=None)  # one request, then it ends
@@ -145,11 +155,13 @@ def _closing_line(envelope: Envelope) -> str:
     usage, timing = envelope.usage, envelope.timing
     later = usage.generated_tokens - 1
     speed = f", {later / timing.decode_s:.1f} tokens/s" if later > 0 and timing.decode_s > 0 else ""
+    loops = envelope.telemetry.loops_broken
+    broken = f"; {loops} loop{'s' if loops > 1 else ''} broken" if loops else ""
     why = f" ({envelope.error})" if envelope.error else ""
     return (
         f"[{envelope.status.value}{why}: {usage.prompt_tokens} prompt tokens, {usage.cached_tokens} of them cached "
         f"({usage.tier.value}); first token after {timing.ttft_s:.3f} s; "
-        f"{usage.generated_tokens} generated{speed}; seed {envelope.telemetry.seed}]"
+        f"{usage.generated_tokens} generated{speed}{broken}; seed {envelope.telemetry.seed}]"
     )
 
 

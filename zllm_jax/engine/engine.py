@@ -17,9 +17,10 @@ from zllm_jax.config import EngineConfig, ModelConfig
 from zllm_jax.dialect import ChatTemplate, Replay, Tokenizer, without_volatile
 from zllm_jax.engine.call import Call
 from zllm_jax.engine.ending import Ending
-from zllm_jax.engine.fences import FenceCompiler, Ready
+from zllm_jax.engine.fences import FenceCompiler, Ready, thinking_of
 from zllm_jax.errors import InvalidRequest, ZllmError
 from zllm_jax.metrics import Metrics
+from zllm_jax.runtime import Watched
 from zllm_jax.scheduler import Job, Scheduler, clock
 from zllm_jax.values import Delta, Envelope, Message, Request
 
@@ -56,6 +57,7 @@ class Engine:
         self._warm, self._on_close, self._progress = warm, on_close, progress
         self._metrics = metrics or cache.metrics
         self._fences = fences
+        self._thinking = thinking_of(tokenizer)
         self._replay = None
         if tokenizer is not None and template is not None:
             self._replay = Replay(tokenizer, template, vocab_size=model_config.vocab_size)
@@ -105,6 +107,7 @@ class Engine:
             priority=request.priority,
             conversation=request.conversation,
             fence=None if fence is None else fence.tables,
+            watch=self._watch(request, prompt),
             single_step=bool(request.stop),
             started=started,
             deadline=None if request.timeout_s is None else started + request.timeout_s,
@@ -219,6 +222,14 @@ class Engine:
                 "this engine follows no fences: it has no tokenizer, or EngineConfig.fence_states is 0", param="fence"
             )
         return self._fences.ready(request.fence)
+
+    def _watch(self, request: Request, prompt: np.ndarray) -> Watched | None:
+        on = self.config.loop_guard if request.loop_guard is None else request.loop_guard
+        if not on:
+            return None
+        if self.tokenizer is None:
+            raise InvalidRequest("the loop guard looks at words, but this model has no tokenizer", param="loop_guard")
+        return self._thinking.after(prompt.tolist())
 
     def _eos_ids(self) -> tuple[int, ...]:
         return self.tokenizer.eos_ids if self.tokenizer is not None else self.model_config.eos_ids

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from zllm_jax.dialect import Tokenizer
 from zllm_jax.errors import InvalidRequest
 from zllm_jax.fence import TokenTables, Vocabulary, compile_fence, compile_tokens
+from zllm_jax.runtime import Watched
 from zllm_jax.values import Fence
 
 _KEPT = 64  # grammars
@@ -20,6 +21,14 @@ def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
     silent = tokenizer.special_ids | set(tokenizer.eos_ids)
     tokens = [b"" if token in silent else tokenizer.token_bytes(token) for token in range(vocab_size)]
     return Vocabulary(tokens, tokenizer.eos_ids)
+
+
+def thinking_of(tokenizer: Tokenizer | None) -> Watched:
+    """The tokens around a region of thinking, for the loop guard; none where the tags are several tokens."""
+    if tokenizer is None:
+        return Watched()
+    opens, closes = (tokenizer.encode(tag, add_bos=False) for tag in ("<think>", "</think>"))
+    return Watched(opens[0], closes[0]) if len(opens) == len(closes) == 1 else Watched()
 
 
 @dataclass(frozen=True, eq=False)

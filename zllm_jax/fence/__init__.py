@@ -6,6 +6,18 @@ Knows grammars, machines over bytes and their masks over a vocabulary. Must not 
 from zllm_jax.fence.automaton import DEAD, ByteAutomaton, choices, decimal_number
 from zllm_jax.fence.device import FREE, FenceState, FenceTables, fence_advance, fence_mask, pack_positions
 from zllm_jax.fence.grammars import Compiled, compile_fence
+from zllm_jax.fence.guard import NO_TOKEN, LoopGuard, word_tokens
+from zllm_jax.fence.guard_device import (
+    GuardRows,
+    combine,
+    ending_mask,
+    excluding_mask,
+    guard_rows,
+    rows_advance,
+    rows_begin,
+    rows_end,
+    rows_excluded,
+)
 from zllm_jax.fence.machine import MAX_DEPTH, Condition, Edge, Frame, Machine, MachineBuilder, Position, machine_of
 from zllm_jax.fence.pool import FencePool, Place
 from zllm_jax.fence.tables import TokenTables, compile_tokens
@@ -15,6 +27,7 @@ __all__ = [
     "DEAD",
     "FREE",
     "MAX_DEPTH",
+    "NO_TOKEN",
     "ByteAutomaton",
     "Compiled",
     "Condition",
@@ -23,6 +36,8 @@ __all__ = [
     "FenceState",
     "FenceTables",
     "Frame",
+    "GuardRows",
+    "LoopGuard",
     "Machine",
     "MachineBuilder",
     "Place",
@@ -30,13 +45,22 @@ __all__ = [
     "TokenTables",
     "Vocabulary",
     "choices",
+    "combine",
     "compile_fence",
     "compile_tokens",
     "decimal_number",
+    "ending_mask",
+    "excluding_mask",
     "fence_advance",
     "fence_mask",
+    "guard_rows",
     "machine_of",
     "pack_bits",
     "pack_positions",
+    "rows_advance",
+    "rows_begin",
+    "rows_end",
+    "rows_excluded",
     "unpack_bits",
+    "word_tokens",
 ]

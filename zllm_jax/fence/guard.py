@@ -42,7 +42,7 @@ class LoopGuard:
         prose, for fewer words ("ha ha ha", empty cells), and for none at all (rulers, zeros).
     context: by so many tokens a place in a passage is known again; num_slots places are remembered, the latest ones.
     passage_tokens: a stretch so long, of which each token followed its context `passage_seen` times before, with at
-        least `passage_words` distinct words among its last `max_period` tokens, is a restart.
+        least `passage_words` distinct words in it (in its last `max_period` tokens), is a restart.
     end_after: so many broken loops end a region of thinking.
 
     Raises `ValueError` where a threshold makes no sense.
@@ -198,7 +198,8 @@ def _next_of_passage(guard: LoopGuard, state: GuardState) -> set[int]:
     slot = slot_of(guard, context)
     known = int(state.slot_context[slot]) == context and state.slot_count[slot] >= guard.passage_seen
     recites = state.foreseen >= guard.passage_tokens >> _halvings(state)
-    if known and recites and state.fresh.sum() >= guard.passage_words:
+    num_words = state.fresh[: max(1, state.foreseen)].sum()
+    if known and recites and num_words >= guard.passage_words:
         return {int(state.slot_next[slot])}
     return set()
 

@@ -6,7 +6,7 @@ It knows arrays, pages and positions; it does not know who asked, where pages co
 from zllm_jax.runtime.batch import Batch
 from zllm_jax.runtime.compilation import count_compilations, keep_compilations
 from zllm_jax.runtime.models import architecture
-from zllm_jax.runtime.port import Backend, Capacity, Chunk, Copying, Drawn, Fenced, Row
+from zllm_jax.runtime.port import Backend, Capacity, Chunk, Copying, Drawn, Fenced, Row, Watched
 from zllm_jax.runtime.programs import fetch_decode, fetch_prefill
 from zllm_jax.runtime.rope import extend_context
 from zllm_jax.runtime.runner import Runner
@@ -37,6 +37,7 @@ __all__ = [
     "State",
     "StateShape",
     "StateSpec",
+    "Watched",
     "architecture",
     "check_mesh",
     "check_shapes",

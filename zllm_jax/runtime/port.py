@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,11 +29,29 @@ class Fenced:
     at: Position
 
 
+@dataclass(frozen=True)
+class Watched:
+    """Watched for loops. opens, closes: the tokens that begin and end a region of thinking (-1: none); such a region is
+    closed where it only loops. inside: whether the output stands in one.
+    """
+
+    opens: int = -1
+    closes: int = -1
+    inside: bool = False
+
+    def after(self, tokens: Sequence[int]) -> Watched:
+        """With `inside` where the output stands after `tokens`."""
+        inside = self.inside
+        for token in tokens if self.closes >= 0 else ():
+            inside = (inside or token == self.opens) and token != self.closes
+        return self if inside == self.inside else replace(self, inside=inside)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
     """A piece of one prompt: `tokens` stand at `start`. last: draw the first token of the output after it.
 
-    fence: what that token must obey; None where it is free.
+    fence: what that token must obey; None where it is free. watch: whether the loop guard sees it.
     """
 
     tokens: Sequence[int]
@@ -45,13 +63,14 @@ class Chunk:
     seed: int
     last: bool
     fence: Fenced | None = None
+    watch: Watched | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """A running sequence in a decode call: `token` is fed at `position`; at most `budget` tokens are drawn.
 
-    fence: what they must obey, from where the output stands with `token`.
+    fence: what they must obey, from where the output stands with `token`. watch: whether the loop guard sees them.
     """
 
     token: int
@@ -64,6 +83,7 @@ class Row:
     budget: int
     stop_ids: Sequence[int]
     fence: Fenced | None = None
+    watch: Watched | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +135,7 @@ class Backend(Protocol):
     def row_layout(self) -> RowLayout: ...
 
     def begin(self, slot: int, tokens: Sequence[int]) -> None:
-        """Prepare a slot's penalties for a new prompt."""
+        """Prepare a slot for a new prompt: its penalties, its loop guard."""
 
     def prefill(self, chunk: Chunk) -> Drawn | None:
         """Compute one chunk, all stages in turn; the first token of the output after the last one."""
@@ -136,6 +156,9 @@ class Backend(Protocol):
         """
 
     def release_fence(self, tables: TokenTables) -> None: ...
+
+    def loops_broken(self, slot: int) -> int:
+        """How many loops the output of a watched slot was led out of since `begin`."""
 
     def copy_page(self, source: int, target: int) -> None: ...
 

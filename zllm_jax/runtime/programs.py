@@ -7,6 +7,7 @@ A prefill is several programs, so that it can be interrupted between two stages:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,10 +17,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from zllm_jax.config import Dtype, ModelConfig
-from zllm_jax.fence import FenceState, FenceTables, pack_positions
+from zllm_jax.fence import FenceState, FenceTables, LoopGuard, pack_positions
 from zllm_jax.runtime import steps, transfer
+from zllm_jax.runtime.loops import Watch
 from zllm_jax.runtime.models import architecture
-from zllm_jax.runtime.port import Chunk, Row
+from zllm_jax.runtime.port import Chunk, Row, Watched
 from zllm_jax.runtime.sampling import Sampled, pack_sampling
 from zllm_jax.runtime.sharding import partition, pin, sharding
 from zllm_jax.runtime.specs import Axis, LayerSpec
@@ -64,12 +66,13 @@ def draw_first(
     x: jax.Array,
     inputs: steps.PrefillInputs,
     fences: FenceTables | None = None,
+    words: jax.Array | None = None,
     *,
     cfg: ModelConfig,
     mesh: Mesh | None,
 ) -> tuple[History, Sampled]:
-    history, sampled = steps.draw_first(params, history, x, inputs, cfg=cfg, fences=fences)
-    return pin(history, mesh, HISTORY_AXES), pin(sampled, mesh)
+    history, sampled = steps.draw_first(params, history, x, inputs, cfg=cfg, fences=fences, words=words)
+    return _pinned(history, mesh), pin(sampled, mesh)
 
 
 @partial(jax.jit, static_argnames=("cfg", "max_steps", "mesh"), donate_argnames="state")
@@ -78,18 +81,24 @@ def decode(
     state: State,
     inputs: steps.DecodeInputs,
     fences: FenceTables | None = None,
+    words: jax.Array | None = None,
     *,
     cfg: ModelConfig,
     max_steps: int,
     mesh: Mesh | None,
 ) -> tuple[State, steps.Decoded]:
-    state, out = steps.decode(params, state, inputs, cfg=cfg, max_steps=max_steps, fences=fences)
-    return State(pin(state.layers, mesh, ROW_AXES), pin(state.history, mesh, HISTORY_AXES)), pin(out, mesh)
+    state, out = steps.decode(params, state, inputs, cfg=cfg, max_steps=max_steps, fences=fences, words=words)
+    return State(pin(state.layers, mesh, ROW_AXES), _pinned(state.history, mesh)), pin(out, mesh)
 
 
 @partial(jax.jit, static_argnames="mesh", donate_argnames="history")
 def begin_slot(history: History, slot: jax.Array, tokens: jax.Array, *, mesh: Mesh | None) -> History:
-    return pin(steps.begin_slot(history, slot, tokens), mesh, HISTORY_AXES)
+    return _pinned(steps.begin_slot(history, slot, tokens), mesh)
+
+
+def _pinned(history: History, mesh: Mesh | None) -> History:
+    penalties = pin(replace(history, guard=None), mesh, HISTORY_AXES)
+    return replace(penalties, guard=pin(history.guard, mesh))
 
 
 @partial(jax.jit, static_argnames="mesh", donate_argnames="layers")
@@ -142,6 +151,7 @@ def prefill_inputs(chunk: Chunk, bucket: int, max_pages: int) -> steps.PrefillIn
         sampling=pack_sampling([(chunk.sampling, chunk.seed)]),
         last=np.bool_(chunk.last),
         fence=_positions([chunk]),
+        watch=_watch([chunk]),
     )
 
 
@@ -161,6 +171,7 @@ def decode_inputs(rows: Sequence[Row], bucket: int, max_pages: int, num_steps: i
         sampling=pack_sampling([(row.sampling, row.seed) for row in padded]),
         steps=np.int32(num_steps),
         fence=_positions(padded),
+        watch=_watch(padded),
     )
 
 
@@ -168,6 +179,20 @@ def _positions(several: Sequence[Row] | Sequence[Chunk]) -> FenceState:
     """Where the outputs of rows or chunks stand."""
     fences = [one.fence for one in several]
     return pack_positions([None if one is None else (one.place.states, one.place.returns, one.at) for one in fences])
+
+
+_UNWATCHED = Watched()
+
+
+def _watch(several: Sequence[Row] | Sequence[Chunk]) -> Watch:
+    """Which rows or chunks the loop guard sees."""
+    watches = [one.watch or _UNWATCHED for one in several]
+    return Watch(
+        on=np.array([one.watch is not None for one in several], np.bool_),
+        inside=np.array([one.inside for one in watches], np.bool_),
+        opens=np.array([one.opens for one in watches], np.int32),
+        closes=np.array([one.closes for one in watches], np.int32),
+    )
 
 
 def around(params: steps.Params) -> dict[str, Any]:
@@ -183,12 +208,13 @@ def fetch_prefill(
     bucket: int,
     mesh: Mesh | None = None,
     fences: FenceTables | None = None,
+    guard: LoopGuard | None = None,
 ) -> None:
     """Compile the programs of a prefill, or fetch them from the cache, before there are weights to run them on.
 
-    fences: the table that they will read, or its shapes; None where no row will have a fence.
+    fences: the table that they will read, or its shapes; None where no row will have a fence. guard: likewise.
     """
-    params, state = _abstract(cfg, shape, dtype, state_dtype, mesh)
+    params, state = _abstract(cfg, shape, dtype, state_dtype, mesh, guard)
     inputs = prefill_inputs(IDLE_CHUNK, bucket, shape.max_pages)
     fences = _shapes(fences, mesh)
     fixed: dict[str, Any] = {"cfg": cfg, "mesh": mesh}
@@ -198,7 +224,8 @@ def fetch_prefill(
     for stage in {stage.kinds: stage for stage in cut(architecture(cfg).state_spec(cfg))}.values():
         weights, layers = stage.of(params["layers"]), stage.of(state.layers)
         run_stage.lower(weights, layers, passing, kinds=stage.kinds, **fixed).compile()
-    draw_first.lower(around(params), state.history, passing.x, inputs, fences, **fixed).compile()
+    words = _words(cfg, mesh, guard)
+    draw_first.lower(around(params), state.history, passing.x, inputs, fences, words, **fixed).compile()
 
 
 def fetch_decode(
@@ -210,16 +237,23 @@ def fetch_decode(
     max_steps: int,
     mesh: Mesh | None = None,
     fences: FenceTables | None = None,
+    guard: LoopGuard | None = None,
 ) -> None:
     """As `fetch_prefill`, a decode program."""
-    params, state = _abstract(cfg, shape, dtype, state_dtype, mesh)
+    params, state = _abstract(cfg, shape, dtype, state_dtype, mesh, guard)
     inputs = decode_inputs((), bucket, shape.max_pages, 1)
     fences = _shapes(fences, mesh)
-    decode.lower(params, state, inputs, fences, cfg=cfg, max_steps=max_steps, mesh=mesh).compile()
+    words = _words(cfg, mesh, guard)
+    decode.lower(params, state, inputs, fences, words, cfg=cfg, max_steps=max_steps, mesh=mesh).compile()
 
 
 def _abstract(
-    cfg: ModelConfig, shape: StateShape, dtype: Dtype, state_dtype: Dtype, mesh: Mesh | None
+    cfg: ModelConfig,
+    shape: StateShape,
+    dtype: Dtype,
+    state_dtype: Dtype,
+    mesh: Mesh | None,
+    guard: LoopGuard | None,
 ) -> tuple[dict[str, Any], State]:
     """Shapes, types and places of the parameters and of the state."""
     arch = architecture(cfg)
@@ -229,8 +263,16 @@ def _abstract(
         )
         for name, one in arch.param_specs(cfg).items()
     }
-    state = jax.eval_shape(lambda: init_state(arch.state_spec(cfg), shape, cfg.vocab_size, jnp.dtype(state_dtype)))
-    return nest(params), State(_placed(state.layers, mesh, ROW_AXES), _placed(state.history, mesh, HISTORY_AXES))
+    state = jax.eval_shape(
+        lambda: init_state(arch.state_spec(cfg), shape, cfg.vocab_size, jnp.dtype(state_dtype), guard=guard)
+    )
+    penalties = _placed(replace(state.history, guard=None), mesh, HISTORY_AXES)
+    history = replace(penalties, guard=_placed(state.history.guard, mesh))
+    return nest(params), State(_placed(state.layers, mesh, ROW_AXES), history)
+
+
+def _words(cfg: ModelConfig, mesh: Mesh | None, guard: LoopGuard | None) -> Any:
+    return None if guard is None else _placed(jax.ShapeDtypeStruct((cfg.vocab_size,), jnp.bool_), mesh)
 
 
 def _shapes(fences: FenceTables | None, mesh: Mesh | None) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from zllm_jax.buffers import RowLayout, aligned_empty
 from zllm_jax.config import Dtype, ModelConfig
 from zllm_jax.errors import DeviceLost, UnsupportedGrammar
-from zllm_jax.fence import FencePool, FenceTables, Place, TokenTables
+from zllm_jax.fence import FencePool, LoopGuard, Place, TokenTables
 from zllm_jax.memory import trim
 from zllm_jax.runtime import programs, transfer
 from zllm_jax.runtime.models import architecture
@@ -34,6 +34,7 @@ from zllm_jax.runtime.steps import Passing, PrefillInputs
 from zllm_jax.values import Sampling, TokenLogprob
 
 Progress = Callable[[str, int, int], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class Runner:
 
     mesh: None, or one with an axis "model", over which the state is split by heads as `load_params` splits the
     parameters. Raises ValueError when the model cannot be split so. fences: the table of grammars; None for a model
-    whose rows are always free.
+    whose rows are always free. guard: how rows are watched for loops, and `words`, bool[V], which tokens are words to
+    it; None where none ever is.
     """
 
     def __init__(
@@ -65,6 +67,8 @@ class Runner:
         fill: float = 0.0,
         mesh: Mesh | None = None,
         fences: FencePool | None = None,
+        guard: LoopGuard | None = None,
+        words: np.ndarray | None = None,
     ) -> None:
         model = architecture(cfg)
         if mesh is not None:
@@ -74,7 +78,10 @@ class Runner:
         self._spec = model.state_spec(cfg)
         self._stages = cut(self._spec)
         self._dtype = jnp.dtype(state_dtype)
-        self._state = init_state(self._spec, shape, cfg.vocab_size, self._dtype, fill, mesh=mesh)
+        if (guard is None) != (words is None) or (words is not None and words.shape != (cfg.vocab_size,)):
+            raise ValueError(f"a loop guard needs which of the {cfg.vocab_size} tokens are words, and nobody else does")
+        self._state = init_state(self._spec, shape, cfg.vocab_size, self._dtype, fill, mesh=mesh, guard=guard)
+        self._words = None if words is None else self._everywhere(words)
         self._prefill_buckets, self._decode_buckets = tuple(prefill_buckets), tuple(decode_buckets)
         self._decode_steps = decode_steps
         self._group_pages = transfer.group_pages(shape.page_tokens)
@@ -149,7 +156,14 @@ class Runner:
 
     def _draw_first(self, chunk: Chunk, inputs: PrefillInputs, passing: Passing) -> Drawn:
         history, sampled = programs.draw_first(
-            self._around, self._state.history, passing.x, inputs, self._fence_tables, cfg=self._cfg, mesh=self._mesh
+            self._around,
+            self._state.history,
+            passing.x,
+            inputs,
+            self._fence_tables,
+            self._words,
+            cfg=self._cfg,
+            mesh=self._mesh,
         )
         self._state = replace(self._state, history=history)
         (drawn,) = _drawn(_fetch(sampled, [chunk.sampling]), [chunk.sampling])
@@ -167,6 +181,7 @@ class Runner:
                 self._state,
                 inputs,
                 self._fence_tables,
+                self._words,
                 cfg=self._cfg,
                 max_steps=self._decode_steps,
                 mesh=self._mesh,
@@ -189,10 +204,15 @@ class Runner:
         if self._fences is not None:
             self._fences.release(tables)
 
-    def _everywhere(self, tables: FenceTables) -> FenceTables:
-        """The table on the device, or whole on each of the mesh. The host's copy may change afterwards."""
+    def _everywhere(self, tables: T) -> T:
+        """Arrays on the device, or whole on each of the mesh. The host's copy may change afterwards."""
         where = None if self._mesh is None else sharding(self._mesh, (), ())
         return jax.tree.map(lambda part: jax.device_put(np.array(part), where), tables)
+
+    def loops_broken(self, slot: int) -> int:
+        """0 where no row is ever watched, or once the device is lost."""
+        guard = self._state.history.guard
+        return 0 if guard is None or self._failure is not None else int(np.asarray(guard.broken)[slot])
 
     def copy_page(self, source: int, target: int) -> None:
         self._copy(programs.copy_page, source, target)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from zllm_jax.fence import GuardRows, LoopGuard, guard_rows
 from zllm_jax.runtime.sharding import sharding
 from zllm_jax.runtime.specs import Axis, LayerSpec, PagedSpec, StateSpec
 
@@ -45,10 +46,15 @@ LayerState = Pages | Rings
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class History:
-    """What penalties need: tokens of the prompt (bool[B, V]) and counts of the output (i32[B, V]), a row a slot."""
+    """What the sampler remembers, a row a slot.
+
+    For penalties: tokens of the prompt (bool[B, V]) and counts of the output (i32[B, V]). guard: of the output, for
+    loops; None where no row is ever watched.
+    """
 
     prompt_seen: jax.Array
     output_counts: jax.Array
+    guard: GuardRows | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -87,8 +93,14 @@ def init_state(
     fill: float = 0.0,
     *,
     mesh: Mesh | None = None,
+    guard: LoopGuard | None = None,
 ) -> State:
-    """A fresh state; `fill` may be NaN in tests, because nothing unowned is ever read. A mesh splits it by heads."""
+    """A fresh state; `fill` may be NaN in tests, because nothing unowned is ever read. A mesh splits it by heads.
+
+    guard: what rows may be watched by; whole on every device.
+    """
+
+    whole = None if mesh is None else sharding(mesh, (), ())
 
     def full(dims: tuple[int, ...], axes: tuple[Axis, ...], value: float, dtype: jnp.dtype) -> jax.Array:
         return jnp.full(dims, value, dtype, device=None if mesh is None else sharding(mesh, axes, dims))
@@ -104,6 +116,7 @@ def init_state(
     history = History(
         prompt_seen=full(slots, HISTORY_AXES, False, jnp.dtype(jnp.bool_)),
         output_counts=full(slots, HISTORY_AXES, 0, jnp.dtype(jnp.int32)),
+        guard=None if guard is None else jax.device_put(guard_rows(shape.num_slots, guard=guard), whole),
     )
     return State(layers=tuple(layer(one) for one in spec.layers), history=history)
 

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from zllm_jax.config import ModelConfig
-from zllm_jax.fence import FREE, FenceState, FenceTables, fence_advance, fence_mask
+from zllm_jax.fence import FREE, FenceState, FenceTables, fence_advance, fence_mask, rows_begin
+from zllm_jax.runtime import loops
 from zllm_jax.runtime.batch import Batch, chunk_batch
 from zllm_jax.runtime.layers import logits_of
 from zllm_jax.runtime.models import architecture
@@ -32,7 +33,7 @@ class PrefillInputs:
     """One chunk of one sequence: `count` of `tokens` i32[T] are real and stand at `start`.
 
     table i32[M], ring i32, slot i32; sampling: one row; last: sample a token after this chunk. fence: one row, where
-    the output stands after this chunk; None where nothing is fenced.
+    the output stands after this chunk; None where nothing is fenced. watch: likewise, for loops.
     """
 
     tokens: jax.Array
@@ -44,6 +45,7 @@ class PrefillInputs:
     sampling: SamplingParams
     last: jax.Array
     fence: FenceState | None = None
+    watch: loops.Watch | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -61,7 +63,7 @@ class DecodeInputs:
     """B rows, each with the token to feed and its position. A row with budget 0 is idle.
 
     tokens, positions, rings, slots, budget: i32[B]; table: i32[B, M]; stop_ids: i32[B, E], -1 where unused;
-    steps: i32, at most the compiled number of steps; fence: where each row's output stands.
+    steps: i32, at most the compiled number of steps; fence: where each row's output stands; watch: for loops.
     """
 
     tokens: jax.Array
@@ -74,6 +76,7 @@ class DecodeInputs:
     sampling: SamplingParams
     steps: jax.Array
     fence: FenceState | None = None
+    watch: loops.Watch | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -122,18 +125,27 @@ def draw_first(
     *,
     cfg: ModelConfig,
     fences: FenceTables | None = None,
+    words: jax.Array | None = None,
 ) -> tuple[History, Sampled]:
     """The token after a chunk's last one. Of `params` only what comes after the layers is used."""
     row = jax.lax.dynamic_slice_in_dim(x, inputs.count - 1, 1, axis=1)  # [1, 1, D]
     hidden = architecture(cfg).finish(params, row, cfg)[:, 0]
     slots, position = inputs.slot[None], (inputs.start + inputs.count)[None]
+    live = jnp.asarray(inputs.last)[None]
     mask, masked = _allowed(fences, inputs.fence)
+    seen, mask, masked = _unlooped(history, slots, live, inputs.watch, mask, masked, cfg.vocab_size)
     sampled = sample(logits(params, hidden), inputs.sampling, history, slots, position, mask, masked)
-    return _count(history, slots, sampled.ids, inputs.last[None]), sampled
+    return _count(history, slots, sampled.ids, live, seen, words), sampled
 
 
 def prefill(
-    params: Params, state: State, inputs: PrefillInputs, *, cfg: ModelConfig, fences: FenceTables | None = None
+    params: Params,
+    state: State,
+    inputs: PrefillInputs,
+    *,
+    cfg: ModelConfig,
+    fences: FenceTables | None = None,
+    words: jax.Array | None = None,
 ) -> tuple[State, Sampled]:
     """Write one chunk's rows into the state; after the last chunk, draw the first token."""
     layers, passing = state.layers, begin_chunk(params, inputs, cfg=cfg)
@@ -142,7 +154,7 @@ def prefill(
         layers = stage.put(layers, mine)
 
     def draw(history: History, x: jax.Array) -> tuple[History, Sampled]:
-        return draw_first(params, history, x, inputs, cfg=cfg, fences=fences)
+        return draw_first(params, history, x, inputs, cfg=cfg, fences=fences, words=words)
 
     def wait(history: History, x: jax.Array) -> tuple[History, Sampled]:
         return history, no_sample(1, cfg.vocab_size)
@@ -166,41 +178,44 @@ def decode(
     cfg: ModelConfig,
     max_steps: int,
     fences: FenceTables | None = None,
+    words: jax.Array | None = None,
 ) -> tuple[State, Decoded]:
     """Up to `inputs.steps` steps without leaving the device; stops early when every row has finished.
 
     A row finishes after drawing one of its stop ids or when its budget is used. The last token that a row draws is
     not fed: the state holds the rows of all tokens before it. Fences are followed from step to step; without `fences`
-    no row has one.
+    no row has one. words: bool[V], which tokens are words to the loop guard; without a guard in the state, unused.
     """
     B = inputs.tokens.shape[0]
     empty = no_sample(B, cfg.vocab_size)
     room = jax.tree.map(lambda x: jnp.zeros((max_steps, *x.shape), x.dtype), empty)
 
     def alive(carry: tuple[Any, ...]) -> jax.Array:
-        step, _, _, left, _, _ = carry
+        step, _, _, left, *_ = carry
         return (step < inputs.steps) & jnp.any(left > 0)
 
     def body(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        step, state, (tokens, positions), left, fence, out = carry
+        step, state, (tokens, positions), left, fence, watch, out = carry
         live = left > 0
         batch = Batch(tokens[:, None], positions[:, None], live[:, None], inputs.table, inputs.rings)
         hidden, layers = forward(params, state.layers, batch, cfg)
-        mask, masked = _allowed(fences, fence)
-        sampled = sample(
-            logits(params, hidden[:, 0]), inputs.sampling, state.history, inputs.slots, positions + 1, mask, masked
-        )
-        if masked is not None:
-            fence = jax.lax.cond(masked, fence_advance, lambda _, at, *__: at, fences, fence, sampled.ids)
-        state = State(layers, _count(state.history, inputs.slots, sampled.ids, live))
+        history, slots = state.history, inputs.slots
+        mask, fenced = _allowed(fences, fence)
+        seen, mask, masked = _unlooped(history, slots, live, watch, mask, fenced, cfg.vocab_size)
+        sampled = sample(logits(params, hidden[:, 0]), inputs.sampling, history, slots, positions + 1, mask, masked)
+        if fenced is not None:
+            fence = jax.lax.cond(fenced, fence_advance, lambda _, at, *__: at, fences, fence, sampled.ids)
+        if seen is not None:
+            watch = loops.followed(watch, sampled.ids)
+        state = State(layers, _count(history, slots, sampled.ids, live, seen, words))
         out = jax.tree.map(lambda room, new: room.at[step].set(new), out, sampled)
         stopped = jnp.any(sampled.ids[:, None] == inputs.stop_ids, axis=1)
         fed = (jnp.where(live, sampled.ids, tokens), positions + live.astype(jnp.int32))
-        return step + 1, state, fed, jnp.where(stopped, 0, left - live.astype(jnp.int32)), fence, out
+        return step + 1, state, fed, jnp.where(stopped, 0, left - live.astype(jnp.int32)), fence, watch, out
 
-    fence = jax.tree.map(jnp.asarray, inputs.fence)
-    start = (jnp.int32(0), state, (inputs.tokens, inputs.positions), inputs.budget, fence, room)
-    _, state, (_, positions), _, _, out = jax.lax.while_loop(alive, body, start)
+    fence, watch = jax.tree.map(jnp.asarray, (inputs.fence, inputs.watch))
+    start = (jnp.int32(0), state, (inputs.tokens, inputs.positions), inputs.budget, fence, watch, room)
+    _, state, (_, positions), _, _, _, out = jax.lax.while_loop(alive, body, start)
     return state, Decoded(sampled=out, emitted=positions - inputs.positions)
 
 
@@ -214,14 +229,45 @@ def _allowed(fences: FenceTables | None, at: FenceState | None) -> tuple[jax.Arr
     return mask, masked
 
 
+def _unlooped(
+    history: History,
+    slots: jax.Array,
+    live: jax.Array,
+    watch: loops.Watch | None,
+    mask: jax.Array | None,
+    masked: jax.Array | None,
+    vocab_size: int,
+) -> tuple[loops.Seen | None, jax.Array | None, jax.Array | None]:
+    """What the loop guard says, and the mask without what it excludes."""
+    if history.guard is None or watch is None:
+        return None, mask, masked
+    seen = loops.look(history.guard, slots, live, watch)
+    return seen, *loops.narrowed(seen, watch, mask, masked, vocab_size)
+
+
 def begin_slot(history: History, slot: jax.Array, tokens: jax.Array) -> History:
-    """Forget what a slot's last sequence left for the penalties and note the new prompt: tokens i32[S], -1 padded."""
-    seen = history.prompt_seen
+    """Forget what a slot's last sequence left, and note the new prompt for the penalties: tokens i32[S], -1 padded."""
+    seen, guard = history.prompt_seen, history.guard
     vocab = seen.shape[1]
     row = jnp.zeros(vocab, jnp.bool_).at[jnp.where(tokens < 0, vocab, tokens)].set(True, mode="drop")
-    return History(prompt_seen=seen.at[slot].set(row), output_counts=history.output_counts.at[slot].set(0))
+    return History(
+        prompt_seen=seen.at[slot].set(row),
+        output_counts=history.output_counts.at[slot].set(0),
+        guard=None if guard is None else rows_begin(guard, slot),
+    )
 
 
-def _count(history: History, slots: jax.Array, ids: jax.Array, live: jax.Array) -> History:
+def _count(
+    history: History,
+    slots: jax.Array,
+    ids: jax.Array,
+    live: jax.Array,
+    seen: loops.Seen | None,
+    words: jax.Array | None,
+) -> History:
+    """With what was drawn."""
     slots = jnp.where(live, slots, history.output_counts.shape[0])
-    return replace(history, output_counts=history.output_counts.at[slots, ids].add(1, mode="drop"))
+    counts = history.output_counts.at[slots, ids].add(1, mode="drop")
+    if history.guard is None or seen is None or words is None:
+        return replace(history, output_counts=counts)
+    return replace(history, output_counts=counts, guard=loops.told(history.guard, seen, words, ids))

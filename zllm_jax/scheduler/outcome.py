@@ -16,6 +16,8 @@ def outcome_of(
     generated: int,
     conversation: str | None,
     error: str | None,
+    *,
+    loops_broken: int = 0,
 ) -> Outcome:
     """The outcome of a sequence that ends now. generated: tokens of the output; conversation: its id in the cache."""
     ended = clock()
@@ -37,6 +39,7 @@ def outcome_of(
             termination="fault" if status is Status.FAULTED else "ok",
             predicted_restore_s=_predicted(lease),
             near_miss=lease.near_miss if lease is not None else None,
+            loops_broken=loops_broken,
         ),
         conversation=conversation,
         ended=ended,

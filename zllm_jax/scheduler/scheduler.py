@@ -285,7 +285,7 @@ class Scheduler:
         with self._changed:
             self._waiting.remove(one)
             self._running.append(one)
-        if uses_history(job):
+        if uses_history(job) or job.watch is not None:
             self._backend.begin(one.slot, job.prompt.tolist())
         if lease.restoring is None:
             one.restored = clock()
@@ -354,6 +354,8 @@ class Scheduler:
 
     def _end(self, one: Sequence, status: Status, finish: str, *, keep: bool = True, error: str | None = None) -> None:
         generated, conversation = len(one.drawn), None
+        watched = one.watch is not None and one.lease is not None
+        loops_broken = self._backend.loops_broken(one.slot) if watched else 0
         with self._changed:
             (self._running if one in self._running else self._waiting).remove(one)
             self._share.leave(one.job.tenant)
@@ -375,7 +377,9 @@ class Scheduler:
             self._full = False
         else:
             self._metrics.looked_up(Tier.COLD, "not_admitted", one.prompt_tokens, 0)
-        outcome = outcome_of(one, self._capacity, status, finish, generated, conversation, error)
+        outcome = outcome_of(
+            one, self._capacity, status, finish, generated, conversation, error, loops_broken=loops_broken
+        )
         self._metrics.ended(status, outcome.usage, outcome.timing)
         one.ticket.put(outcome)
 
@@ -392,6 +396,7 @@ def _chunk(one: Sequence, start: int, stop: int) -> Chunk:
         seed=one.job.seed,
         last=stop == one.prompt_tokens,
         fence=one.fenced,
+        watch=one.watch,
     )
 
 

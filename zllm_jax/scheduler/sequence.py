@@ -6,7 +6,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 
 from zllm_jax.cache import Lease
 from zllm_jax.fence import Place, Position, TokenTables
-from zllm_jax.runtime import Drawn, Fenced, Row
+from zllm_jax.runtime import Drawn, Fenced, Row, Watched
 from zllm_jax.values import Sampling, Status, Telemetry, Tier, Timing, Usage
 
 log = logging.getLogger(__name__)
@@ -27,8 +28,9 @@ class Job:
     """What the scheduler is asked to compute: token ids in, token ids out.
 
     prompt: i32[S]. stop_ids: ids that end the output. single_step: decode one step a call, for a caller that may
-    stop at any token of a state that cannot be truncated. fence: what the output must obey. deadline: on `clock`, or
-    None. The tenant, the priority and the conversation are those of `values.Request`.
+    stop at any token of a state that cannot be truncated. fence: what the output must obey. watch: the loop guard sees
+    it; `inside` as the prompt ends. deadline: on `clock`, or None. The tenant, the priority and the conversation are
+    those of `values.Request`.
     """
 
     request_id: str
@@ -42,6 +44,7 @@ class Job:
     priority: int = 0
     conversation: str | None = None
     fence: TokenTables | None = None
+    watch: Watched | None = None
     single_step: bool = False
     started: float = field(default_factory=clock)
     deadline: float | None = None
@@ -140,10 +143,14 @@ class Sequence:
     drawn: list[int] = field(default_factory=list)
     place: Place | None = None  # of the fence, on the device
     at: Position | None = None  # how far the output has come in it
+    watch: Watched | None = field(init=False)  # the job's, `inside` where the output stands
     admitted: float | None = None
     restored: float | None = None
     first: float | None = None
     latest: float | None = None
+
+    def __post_init__(self) -> None:
+        self.watch = self.job.watch
 
     @property
     def prompt_tokens(self) -> int:
@@ -162,8 +169,10 @@ class Sequence:
         """What the next token must obey."""
         return None if self.place is None or self.at is None else Fenced(self.place, self.at)
 
-    def follow(self, tokens: Iterable[int]) -> None:
-        """Let the fence see what was drawn."""
+    def follow(self, tokens: Sequences[int]) -> None:
+        """Let fence and loop guard see what was drawn."""
+        if self.watch is not None:
+            self.watch = self.watch.after(tokens)
         fence = self.job.fence
         if fence is None or self.at is None:
             return
@@ -222,6 +231,7 @@ def row_of(one: Sequence) -> Row:
         budget=one.left,
         stop_ids=one.job.stop_ids,
         fence=one.fenced,
+        watch=one.watch,
     )
 
 
