@@ -104,7 +104,7 @@ class Engine:
             tenant=request.tenant,
             priority=request.priority,
             conversation=request.conversation,
-            fence=None if fence is None else fence.tables,
+            fence=None if fence is None else fence.followed,
             single_step=bool(request.stop),
             started=started,
             deadline=None if request.timeout_s is None else started + request.timeout_s,

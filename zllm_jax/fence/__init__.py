@@ -6,6 +6,7 @@ Knows grammars, machines over bytes and their masks over a vocabulary. Must not 
 from zllm_jax.fence.automaton import DEAD, ByteAutomaton, choices, decimal_number
 from zllm_jax.fence.device import FREE, FenceState, FenceTables, fence_advance, fence_mask, pack_positions
 from zllm_jax.fence.grammars import Compiled, compile_fence
+from zllm_jax.fence.host import HostMachine, HostMatcher, HostVocabulary, lark
 from zllm_jax.fence.machine import MAX_DEPTH, Condition, Edge, Frame, Machine, MachineBuilder, Position, machine_of
 from zllm_jax.fence.pool import FencePool, Place
 from zllm_jax.fence.tables import TokenTables, compile_tokens, pack_bits, unpack_bits
@@ -23,6 +24,9 @@ __all__ = [
     "FenceState",
     "FenceTables",
     "Frame",
+    "HostMachine",
+    "HostMatcher",
+    "HostVocabulary",
     "Machine",
     "MachineBuilder",
     "Place",
@@ -35,6 +39,7 @@ __all__ = [
     "decimal_number",
     "fence_advance",
     "fence_mask",
+    "lark",
     "machine_of",
     "pack_bits",
     "pack_positions",

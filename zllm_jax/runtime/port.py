@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from zllm_jax.buffers import RowLayout
-from zllm_jax.fence import Place, Position, TokenTables
+from zllm_jax.fence import HostMatcher, Place, Position, TokenTables
 from zllm_jax.values import Sampling, TokenLogprob
 
 
@@ -33,7 +33,7 @@ class Fenced:
 class Chunk:
     """A piece of one prompt: `tokens` stand at `start`. last: draw the first token of the output after it.
 
-    fence: what that token must obey; None where it is free.
+    fence: what that token must obey, on the device or as a host's matcher; None where it is free.
     """
 
     tokens: Sequence[int]
@@ -44,14 +44,15 @@ class Chunk:
     sampling: Sampling
     seed: int
     last: bool
-    fence: Fenced | None = None
+    fence: Fenced | HostMatcher | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """A running sequence in a decode call: `token` is fed at `position`; at most `budget` tokens are drawn.
 
-    fence: what they must obey, from where the output stands with `token`.
+    fence: what they must obey, from where the output stands with `token`. One with a matcher draws one token a call,
+    and so do all rows beside it.
     """
 
     token: int
@@ -63,7 +64,7 @@ class Row:
     seed: int
     budget: int
     stop_ids: Sequence[int]
-    fence: Fenced | None = None
+    fence: Fenced | HostMatcher | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

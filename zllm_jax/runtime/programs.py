@@ -16,10 +16,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from zllm_jax.config import Dtype, ModelConfig
-from zllm_jax.fence import FenceState, FenceTables, pack_positions
+from zllm_jax.fence import FenceState, FenceTables, HostMatcher, pack_positions
 from zllm_jax.runtime import steps, transfer
 from zllm_jax.runtime.models import architecture
-from zllm_jax.runtime.port import Chunk, Row
+from zllm_jax.runtime.port import Chunk, Fenced, Row
 from zllm_jax.runtime.sampling import Sampled, pack_sampling
 from zllm_jax.runtime.sharding import partition, pin, sharding
 from zllm_jax.runtime.specs import Axis, LayerSpec
@@ -64,11 +64,35 @@ def draw_first(
     x: jax.Array,
     inputs: steps.PrefillInputs,
     fences: FenceTables | None = None,
+    allowed: jax.Array | None = None,
     *,
     cfg: ModelConfig,
     mesh: Mesh | None,
 ) -> tuple[History, Sampled]:
-    history, sampled = steps.draw_first(params, history, x, inputs, cfg=cfg, fences=fences)
+    history, sampled = steps.draw_first(params, history, x, inputs, cfg=cfg, fences=fences, allowed=allowed)
+    return pin(history, mesh, HISTORY_AXES), pin(sampled, mesh)
+
+
+@partial(jax.jit, static_argnames=("cfg", "mesh"))
+def begin_rows(
+    params: steps.Params, inputs: steps.DecodeInputs, *, cfg: ModelConfig, mesh: Mesh | None
+) -> steps.Passing:
+    return pin(steps.begin_rows(params, inputs, cfg=cfg), mesh)
+
+
+@partial(jax.jit, static_argnames=("cfg", "mesh"), donate_argnames="history")
+def draw_rows(
+    params: steps.Params,
+    history: History,
+    x: jax.Array,
+    inputs: steps.DecodeInputs,
+    fences: FenceTables,
+    allowed: jax.Array,
+    *,
+    cfg: ModelConfig,
+    mesh: Mesh | None,
+) -> tuple[History, Sampled]:
+    history, sampled = steps.draw_rows(params, history, x, inputs, allowed, cfg=cfg, fences=fences)
     return pin(history, mesh, HISTORY_AXES), pin(sampled, mesh)
 
 
@@ -165,9 +189,18 @@ def decode_inputs(rows: Sequence[Row], bucket: int, max_pages: int, num_steps: i
 
 
 def _positions(several: Sequence[Row] | Sequence[Chunk]) -> FenceState:
-    """Where the outputs of rows or chunks stand."""
-    fences = [one.fence for one in several]
+    """Where the outputs of rows or chunks stand on the device."""
+    fences = [one.fence if isinstance(one.fence, Fenced) else None for one in several]
     return pack_positions([None if one is None else (one.place.states, one.place.returns, one.at) for one in fences])
+
+
+def host_masks(several: Sequence[Row | Chunk], bucket: int, num_words: int) -> np.ndarray:
+    """What the rows' matchers allow, u32[B, W], all ones where there is none."""
+    masks = np.full((bucket, num_words), 0xFFFFFFFF, np.uint32)
+    for i, one in enumerate(several):
+        if isinstance(one.fence, HostMatcher):
+            masks[i] = one.fence.mask()
+    return masks
 
 
 def around(params: steps.Params) -> dict[str, Any]:
@@ -198,7 +231,8 @@ def fetch_prefill(
     for stage in {stage.kinds: stage for stage in cut(architecture(cfg).state_spec(cfg))}.values():
         weights, layers = stage.of(params["layers"]), stage.of(state.layers)
         run_stage.lower(weights, layers, passing, kinds=stage.kinds, **fixed).compile()
-    draw_first.lower(around(params), state.history, passing.x, inputs, fences, **fixed).compile()
+    allowed = None if fences is None else host_masks((), 1, fences.masks.shape[1])
+    draw_first.lower(around(params), state.history, passing.x, inputs, fences, allowed, **fixed).compile()
 
 
 def fetch_decode(
