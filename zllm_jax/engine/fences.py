@@ -49,7 +49,7 @@ class FenceCompiler:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        made = self._on_device(fence) if fence.lark is None else Ready(self._on_host(fence.lark))
+        made = self._on_device(fence) if fence.lark is None else self._on_host(fence.lark)
         with self._lock:
             self._kept[key] = made
             while len(self._kept) > _KEPT:
@@ -66,11 +66,8 @@ class FenceCompiler:
             )
         return Ready(compile_tokens(compiled.machine, self._vocabulary), compiled.relaxed)
 
-    def _on_host(self, grammar: str) -> HostMatcher:
-        try:
-            return self._host_vocabulary.matcher(lark(grammar))
-        except ValueError as error:
-            raise InvalidRequest(str(error), param="fence") from None
+    def _on_host(self, grammar: str) -> Ready:
+        return Ready(self._host_vocabulary.matcher(lark(grammar)))
 
     @cached_property
     def _host_vocabulary(self) -> HostVocabulary:

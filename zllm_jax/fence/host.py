@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from zllm_jax.errors import InvalidRequest
 from zllm_jax.fence.tables import pack_bits
 
 if TYPE_CHECKING:
@@ -56,12 +57,12 @@ class HostVocabulary:
         object.__setattr__(self, "_tokenizer", tokenizer)
 
     def matcher(self, grammar: str) -> HostMatcher:
-        """A matcher at the beginning of a text. grammar: what `lark` gave. Raises `ValueError` where it is unusable."""
+        """A matcher at the beginning of a text. grammar: what `lark` gave. `InvalidRequest` where it is unusable."""
         import llguidance
 
         inner = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
         if inner.is_error():
-            raise ValueError(f"grammar: {inner.get_error()}")
+            raise _refused(inner.get_error())
         return HostMatcher(self, inner)
 
     @cached_property
@@ -125,17 +126,22 @@ class HostMatcher:
         if token in self.shared.eos_ids and self.ended:
             return self
         if not self._mask[token // 32] >> np.uint32(token % 32) & np.uint32(1):
-            return HostMatcher(self.shared, None, self._inner.get_error())
+            return HostMatcher(self.shared, None, _reason(self._inner))
         inner = self._inner.deep_copy()
         if inner.consume_token(token):
             return HostMatcher(self.shared, inner)
-        return HostMatcher(self.shared, None, inner.get_error())
+        return HostMatcher(self.shared, None, _reason(inner))
 
     def advance_all(self, tokens: Iterable[int]) -> HostMatcher:
         at = self
         for token in tokens:
             at = at.advance(token)
         return at
+
+
+def _reason(inner: llguidance.LLMatcher) -> str:
+    """What the library says of its failure, without the text that it quotes below."""
+    return inner.get_error().partition("\n")[0]
 
 
 class HostMachine:
@@ -156,19 +162,25 @@ class HostMachine:
 def lark(text: str) -> str:
     """A Lark-like grammar, checked: rules in lower case, terminals in capitals, `start` where the text begins.
 
-    Raises `ValueError` that says in which line what is wrong, or what is more than a rule about the text: that is not
-    enforced here.
+    Raises `InvalidRequest` that says in which line what is wrong, or what is more than a rule about the text: that is
+    not enforced here.
     """
     import llguidance
 
     for found in _BEYOND.finditer(text):
         if found.lastgroup is not None:
             line = text.count("\n", 0, found.start()) + 1
-            raise ValueError(f"Lark grammar, line {line}: {found.group()}: {_WHY[found.lastgroup]}")
+            raise _refused(f"line {line}: {found.group()}: {_WHY[found.lastgroup]}")
     grammar: str = llguidance.LLMatcher.grammar_from_lark(text)
     if error := llguidance.LLMatcher.validate_grammar(grammar):
-        raise ValueError(f"Lark grammar: {error}")
+        raise _refused(error)
     return grammar
+
+
+def _refused(reason: str) -> InvalidRequest:
+    """The library's `2(13): ...` or `at 2(13): ...` in words."""
+    said = re.sub(r"^(?:at )?(\d+)\((\d+)\):", r"line \1, column \2:", reason.rstrip())
+    return InvalidRequest(f"the Lark grammar cannot be used: {said}", param="fence")
 
 
 # Strings, patterns and comments are passed over; what has a name is refused.

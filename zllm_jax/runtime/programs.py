@@ -231,7 +231,7 @@ def fetch_prefill(
     for stage in {stage.kinds: stage for stage in cut(architecture(cfg).state_spec(cfg))}.values():
         weights, layers = stage.of(params["layers"]), stage.of(state.layers)
         run_stage.lower(weights, layers, passing, kinds=stage.kinds, **fixed).compile()
-    allowed = None if fences is None else host_masks((), 1, fences.masks.shape[1])
+    allowed = None if fences is None else host_masks((), 1, -(-cfg.vocab_size // 32))
     draw_first.lower(around(params), state.history, passing.x, inputs, fences, allowed, **fixed).compile()
 
 

@@ -28,7 +28,8 @@ class Job:
 
     prompt: i32[S]. stop_ids: ids that end the output. single_step: decode one step a call, for a caller that may
     stop at any token of a state that cannot be truncated. fence: what the output must obey: tables for the device, or
-    a matcher at the beginning of the text. deadline: on `clock`, or None. The tenant, the priority and the conversation are those of `values.Request`.
+    a matcher at the beginning of the text. deadline: on `clock`, or None. The tenant, the priority and the
+    conversation are those of `values.Request`.
     """
 
     request_id: str
