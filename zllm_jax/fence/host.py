@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zllm_jax.errors import InvalidRequest
-from zllm_jax.fence.tables import pack_bits
+from zllm_jax.fence.vocabulary import pack_bits
 
 if TYPE_CHECKING:
     import llguidance
