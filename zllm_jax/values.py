@@ -103,8 +103,10 @@ def _integer(name: str, value: int, low: int, high: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Fence:
-    """What the output must be: exactly one of `schema` (JSON Schema), `regex` (ECMA, the whole text) and `choices`.
+    """What the output must be: exactly one of schema, regex, choices and lark.
 
+    schema: JSON Schema. regex: ECMA, the whole text. lark: a Lark-like grammar, whose recursion has no bounds; its
+    masks come from the host, a step at a time, while the other three are followed on the device.
     whitespace: of JSON: "spaced" as `json.dumps` writes it, "dense" none, "free" any.
     formats: whether a schema's `format` is a rule. relax: leave out the keywords that cannot be enforced exactly, and
     say so in the telemetry, instead of refusing the schema.
@@ -113,17 +115,19 @@ class Fence:
     schema: bool | Mapping[str, Any] | None = None
     regex: str | None = None
     choices: tuple[str, ...] = ()
+    lark: str | None = None
     whitespace: Literal["spaced", "dense", "free"] = "spaced"
     formats: bool = True
     relax: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "choices", tuple(self.choices))
-        given = [name for name in ("schema", "regex") if getattr(self, name) is not None]
+        given = [name for name in ("schema", "regex", "lark") if getattr(self, name) is not None]
         given += ["choices"] if self.choices else []
         if len(given) != 1:
             raise InvalidRequest(
-                f"a fence is exactly one of schema, regex and choices, got {', '.join(given) or 'none'}", param="fence"
+                f"a fence is exactly one of schema, regex, choices and lark, got {', '.join(given) or 'none'}",
+                param="fence",
             )
         if self.whitespace not in ("spaced", "dense", "free"):
             raise InvalidRequest(f"whitespace is {self.whitespace!r}, must be spaced, dense or free", param="fence")
@@ -286,6 +290,7 @@ class Telemetry:
     saved_bytes: int = 0  # state bytes those steps would have written
     termination: str = "ok"  # the accelerator's own flag
     stop_text: str | None = None
+    fence: Literal["device", "host", ""] = ""  # where the masks came from
     loops_broken: int = 0  # how often the loop guard led the output out of a loop
     fence_relaxed: tuple[str, ...] = ()  # what `Fence.relax` left out of the schema, as "path: reason"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,8 @@ import pytest
 
 from zllm_jax.checkpoint import open_checkpoint
 from zllm_jax.dialect import load_tokenizer
-from zllm_jax.fence.host import HostMatcher, HostVocabulary, lark
+from zllm_jax.errors import InvalidRequest
+from zllm_jax.fence.host import HostMachine, HostMatcher, HostVocabulary, lark
 from zllm_jax.fence.vocabulary import unpack_bits
 
 ARITHMETIC = lark('start: sum\nsum: term ("+" term)*\nterm: /[0-9]/ | "(" sum ")"\n')
@@ -84,12 +87,61 @@ def test_a_position_is_a_value(tiny: HostVocabulary) -> None:
 
 
 def test_what_is_wrong_with_a_grammar_is_said(tiny: HostVocabulary) -> None:
-    with pytest.raises(ValueError, match=r"Lark grammar: .*2"):
+    with pytest.raises(InvalidRequest, match=r"line 2, column 13: Expected token '\)'"):
         lark('start: "a"\nother: ( "b"\n')
-    with pytest.raises(ValueError, match="missing"):
+    with pytest.raises(InvalidRequest, match=r"line 1, column 8: unknown name: .missing"):
         lark("start: missing\n")
     with pytest.raises(ValueError, match="eos_ids"):
         HostVocabulary(VOCABULARY, (1,))
+
+
+@pytest.mark.parametrize(
+    "grammar, message",
+    [
+        ('start: "a"\n  | %json {"type": "null"}\n', "line 2: %json: a schema inside"),
+        ("start: <[3]>\n", r"line 1: <\[3\]>: control tokens"),
+        ('start: "a" <|end|>\n', r"line 1: <\|end\|>: control tokens"),
+        ('%llguidance {"allow_invalid_utf8": true}\nstart: "a"\n', "line 1: %llguidance: options"),
+        ('start: "a" @other\n', "line 1: @other: there are no other grammars"),
+        ('start: x "b"\n\nx[max_tokens=2]: /a*/\n', "line 3: max_tokens=: only the text"),
+        ('start: x "b"\nx[lazy, temperature = 2]: /a*/\n', "line 2: temperature =: only the text"),
+    ],
+)
+def test_what_is_no_rule_about_the_text_is_refused(grammar: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        lark(grammar)
+
+
+def test_texts_patterns_and_remarks_may_look_like_what_is_refused() -> None:
+    grammar = r"""
+        // %json <[1]> @other
+        # %llguidance
+        start: "<b>" A " stop=\"%json\""
+        A: /<i>\/@x/
+    """
+    machine = HostMachine(lark(grammar))
+    at = machine.begin
+    for byte in b'<b><i>/@x stop="%json"':
+        assert not machine.ended(at)
+        at = machine.step(at, byte)
+    assert machine.ended(at)
+    assert machine.step(at, ord("x")).dead
+
+
+def test_a_grammar_that_asks_too_much_of_the_library_dies_with_the_reason() -> None:
+    machine = HostMachine(lark('start: "a" ' + '"b"? ' * 3000 + "\n"))
+    after = machine.step(machine.begin, ord("a"))
+    dead = after if after.dead else machine.step(after, ord("b"))
+    assert dead.dead
+    assert "max is 2000" in dead.because
+    assert "\n" not in dead.because
+
+
+@pytest.mark.slow
+def test_the_library_is_loaded_with_the_first_grammar() -> None:
+    code = "import sys, zllm_jax.engine.fences; print('llguidance' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_with_a_real_tokenizer(smollm2: Path) -> None:

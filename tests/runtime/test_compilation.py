@@ -158,6 +158,25 @@ def test_a_step_copies_no_pages(warm: Scorer, step: str) -> None:
     assert more.temp_size_in_bytes == memory(warm, step).temp_size_in_bytes
 
 
+def test_a_step_in_parts_copies_no_pages() -> None:
+    """One row, whose pages are one tile, and a stage of several layers."""
+    cfg = replace(tiny_config("llama"), num_layers=6)
+    made = drive.scorer(init_params(cfg, jax.random.key(0)), cfg, SHAPE)
+    stage = made._stages[0]
+    assert len(stage.kinds) > 1
+    inputs = programs.decode_inputs((), 1, SHAPE.max_pages, 1)
+    passing = jax.eval_shape(partial(steps.begin_rows, cfg=cfg), programs.around(made._params), inputs)
+
+    def temporary(num_pages: int) -> int:
+        shape = replace(SHAPE, num_pages=num_pages)
+        state = jax.eval_shape(lambda: init_state(made._spec, shape, cfg.vocab_size, made._dtype))
+        given = (stage.of(made._params["layers"]), stage.of(state.layers), passing)
+        lowered = programs.run_stage.lower(*given, cfg=cfg, kinds=stage.kinds, mesh=None)
+        return int(lowered.compile().memory_analysis().temp_size_in_bytes)
+
+    assert temporary(8 * SHAPE.num_pages) == temporary(SHAPE.num_pages)
+
+
 @pytest.mark.parametrize("step", ["run_stage", "decode"])
 def test_a_step_copies_no_rings(step: str) -> None:
     cfg = tiny_config("gemma3")

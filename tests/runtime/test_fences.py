@@ -9,7 +9,7 @@ import pytest
 from tests.runtime import drive
 from tests.runtime.drive import Place, Scorer
 from zllm_jax.errors import UnsupportedGrammar
-from zllm_jax.fence import FencePool, Machine, Position, TokenTables, Vocabulary, choices, compile_tokens, machine_of
+from zllm_jax.fence import Machine, Position, TokenTables, Vocabulary, choices, compile_tokens, machine_of
 from zllm_jax.fence.schema import json_schema
 from zllm_jax.runtime import Fenced, StateShape, count_compilations, init_params
 from zllm_jax.testing import ByteTokenizer, tiny_config
@@ -35,20 +35,9 @@ OBJECT = {
 WARM = Sampling(temperature=1.5)
 
 
-@pytest.fixture(scope="module")
-def runner() -> Scorer:
-    cfg = tiny_config("llama")
-    made = drive.scorer(
-        init_params(cfg, jax.random.key(0)),
-        cfg,
-        SHAPE,
-        prefill_buckets=(16,),
-        decode_buckets=(1, 3),
-        decode_steps=4,
-        fences=FencePool(VOCABULARY, 512),
-    )
-    made.warmup()
-    return made
+@pytest.fixture
+def runner(fenced_runner: Scorer) -> Scorer:
+    return fenced_runner
 
 
 @pytest.fixture(scope="module")

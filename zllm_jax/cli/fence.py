@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ examples:
   zllm fence compile --regex "[0-9]{4}-[0-9]{2}" --json
   zllm fence check --schema person.json '{"name": "Ada"}'
   cat answer.json | zllm fence check --schema person.json --whitespace free -
+  zllm fence check --lark sums.lark "(1+2)+3"
 
 `check` exits with 1 where the text breaks the grammar, and shows where and what might have come instead.
 """
@@ -47,6 +49,9 @@ def add_fence_options(parser: argparse.ArgumentParser, *, required: bool) -> Non
     kind.add_argument("--schema", metavar="FILE.json", type=Path, help="JSON that satisfies this JSON Schema")
     kind.add_argument("--regex", metavar="PATTERN", help="a text that this ECMA pattern matches as a whole")
     kind.add_argument("--choice", action="append", metavar="TEXT", help="one of these texts; may be repeated")
+    kind.add_argument(
+        "--lark", metavar="FILE", type=Path, help="a text of this Lark-like grammar (masks from the host)"
+    )
     parser.add_argument(
         "--whitespace",
         choices=("spaced", "dense", "free"),
@@ -58,16 +63,23 @@ def add_fence_options(parser: argparse.ArgumentParser, *, required: bool) -> Non
 
 def fence_of(args: argparse.Namespace) -> Fence | None:
     """What the options say; None where they say nothing."""
-    if args.schema is None and args.regex is None and not args.choice:
+    if args.schema is None and args.regex is None and args.lark is None and not args.choice:
         return None
-    schema = None
+    schema, lark = None, None
     if args.schema is not None:
         try:
             schema = json.loads(args.schema.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"--schema {args.schema} cannot be read as JSON: {error}") from None
+    if args.lark is not None:
+        try:
+            lark = args.lark.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--lark {args.lark} cannot be read: {error}") from None
     choices = tuple(args.choice or ())
-    return Fence(schema=schema, regex=args.regex, choices=choices, whitespace=args.whitespace, relax=args.relax)
+    return Fence(
+        schema=schema, regex=args.regex, choices=choices, lark=lark, whitespace=args.whitespace, relax=args.relax
+    )
 
 
 def _compile(args: argparse.Namespace) -> int:
@@ -75,9 +87,12 @@ def _compile(args: argparse.Namespace) -> int:
 
     fence = fence_of(args)
     assert fence is not None
+    if fence.lark is not None:
+        return _compile_on_host(fence.lark, as_json=args.json)
     compiled = compile_fence(fence)
     machine = compiled.machine
     figures = {
+        "followed_on": "device",
         "states": machine.num_states,
         "guarded_edges": len(machine.special),
         "compile_ms": round(1e3 * compiled.seconds, 1),
@@ -94,9 +109,25 @@ def _compile(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check(args: argparse.Namespace) -> int:
-    from zllm_jax.fence import compile_fence
+def _compile_on_host(grammar: str, *, as_json: bool) -> int:
+    begun = time.perf_counter()
+    _machine(Fence(lark=grammar))
+    compile_ms = round(1e3 * (time.perf_counter() - begun), 1)
+    if as_json:
+        print_json({"followed_on": "host", "compile_ms": compile_ms})
+    else:
+        print_table(("followed on", "compiled in"), [("the host", f"{compile_ms} ms")])
+    return 0
 
+
+def _machine(fence: Fence) -> Any:
+    """What steps through a text byte by byte: `begin`, `step`, `ended`."""
+    from zllm_jax.fence import HostMachine, compile_fence, lark
+
+    return compile_fence(fence).machine if fence.lark is None else HostMachine(lark(fence.lark))
+
+
+def _check(args: argparse.Namespace) -> int:
     fence = fence_of(args)
     assert fence is not None
     text = args.text
@@ -105,7 +136,7 @@ def _check(args: argparse.Namespace) -> int:
             text = sys.stdin.read().removesuffix("\n")
         except UnicodeDecodeError as error:
             raise InvalidRequest(f"standard input is not UTF-8: {error}", param="text") from None
-    machine, data = compile_fence(fence).machine, text.encode(errors="surrogateescape")
+    machine, data = _machine(fence), text.encode(errors="surrogateescape")
     at = machine.begin
     for i, byte in enumerate(data):
         after = machine.step(at, byte)

@@ -25,6 +25,7 @@ examples:
   zllm generate --prompt "It is a truth universally acknowledged" --max-tokens 40 --temperature 0
   echo "The sea is" | zllm generate --prompt -
   zllm generate --chat chat.json --schema answer.json         answer in JSON that satisfies a schema
+  zllm generate --prompt "3 + 4 = " --lark sums.lark           a text of a grammar
   zllm generate --chat chat.json --seed 7 --json        chat.json: [{"role": "user", "content": "Hello"}]
 
 Text is written as it comes. --json prints the whole envelope at the end; with --stream too, one JSON line a piece.

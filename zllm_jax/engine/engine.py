@@ -106,7 +106,7 @@ class Engine:
             tenant=request.tenant,
             priority=request.priority,
             conversation=request.conversation,
-            fence=None if fence is None else fence.tables,
+            fence=None if fence is None else fence.followed,
             watch=self._watch(request, prompt),
             single_step=bool(request.stop),
             started=started,

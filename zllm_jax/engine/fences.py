@@ -1,4 +1,4 @@
-"""Fences of requests -> tables for the device, each compiled once."""
+"""Fences of requests -> tables for the device or matchers on the host, each compiled once."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import threading
 from collections import OrderedDict
 from dataclasses import asdict, dataclass
+from functools import cached_property
 
 from zllm_jax.dialect import Tokenizer
 from zllm_jax.errors import InvalidRequest
-from zllm_jax.fence import TokenTables, Vocabulary, compile_fence, compile_tokens
+from zllm_jax.fence import HostMatcher, HostVocabulary, TokenTables, Vocabulary, compile_fence, compile_tokens, lark
 from zllm_jax.runtime import Watched
 from zllm_jax.values import Fence
 
@@ -33,10 +34,10 @@ def thinking_of(tokenizer: Tokenizer | None) -> Watched:
 
 @dataclass(frozen=True, eq=False)
 class Ready:
-    """A fence that the device can follow. relaxed: what it leaves out."""
+    """A fence that can be followed: on the device, or by a matcher on the host. relaxed: what it leaves out."""
 
-    tables: TokenTables
-    relaxed: tuple[str, ...]
+    followed: TokenTables | HostMatcher
+    relaxed: tuple[str, ...] = ()
 
 
 class FenceCompiler:
@@ -57,6 +58,14 @@ class FenceCompiler:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
+        made = self._on_device(fence) if fence.lark is None else self._on_host(fence.lark)
+        with self._lock:
+            self._kept[key] = made
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return made
+
+    def _on_device(self, fence: Fence) -> Ready:
         compiled = compile_fence(fence)
         if compiled.machine.num_states > self._max_states - 2:
             raise InvalidRequest(
@@ -64,9 +73,11 @@ class FenceCompiler:
                 "raise EngineConfig.fence_states, or simplify the grammar",
                 param="fence",
             )
-        made = Ready(compile_tokens(compiled.machine, self._vocabulary), compiled.relaxed)
-        with self._lock:
-            self._kept[key] = made
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        return made
+        return Ready(compile_tokens(compiled.machine, self._vocabulary), compiled.relaxed)
+
+    def _on_host(self, grammar: str) -> Ready:
+        return Ready(self._host_vocabulary.matcher(lark(grammar)))
+
+    @cached_property
+    def _host_vocabulary(self) -> HostVocabulary:
+        return HostVocabulary(self._vocabulary.tokens, self._vocabulary.eos_ids)

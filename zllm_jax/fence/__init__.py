@@ -18,6 +18,7 @@ from zllm_jax.fence.guard_device import (
     rows_end,
     rows_excluded,
 )
+from zllm_jax.fence.host import HostMachine, HostMatcher, HostVocabulary, lark
 from zllm_jax.fence.machine import MAX_DEPTH, Condition, Edge, Frame, Machine, MachineBuilder, Position, machine_of
 from zllm_jax.fence.pool import FencePool, Place
 from zllm_jax.fence.tables import TokenTables, compile_tokens
@@ -37,6 +38,9 @@ __all__ = [
     "FenceTables",
     "Frame",
     "GuardRows",
+    "HostMachine",
+    "HostMatcher",
+    "HostVocabulary",
     "LoopGuard",
     "Machine",
     "MachineBuilder",
@@ -54,6 +58,7 @@ __all__ = [
     "fence_advance",
     "fence_mask",
     "guard_rows",
+    "lark",
     "machine_of",
     "pack_bits",
     "pack_positions",

@@ -24,7 +24,12 @@ class Compiled:
 
 
 def compile_fence(fence: Fence) -> Compiled:
-    """The machine of a fence. Raises `UnsupportedGrammar` where it cannot be enforced exactly."""
+    """The machine of a fence. Raises `UnsupportedGrammar` where it cannot be enforced exactly.
+
+    A Lark-like grammar has none: `fence.host` follows it.
+    """
+    if fence.lark is not None:
+        raise ValueError("a Lark-like grammar has no machine: use fence.lark and HostVocabulary.matcher")
     begun = time.perf_counter()
     relaxed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

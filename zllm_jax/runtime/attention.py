@@ -48,7 +48,8 @@ def attend_pages(q: jax.Array, pool: Pages, table: jax.Array, positions: jax.Arr
     G = N // K
     M = table.shape[1]
     g = min(M, max(1, _TILE_TOKENS // (C * B * max(1, T // 64))))
-    M_padded = -(-M // g) * g
+    # Two tiles at least: were there one, its rows would be read outside of the loop, and XLA would copy the pool first.
+    M_padded = max(2, -(-M // g)) * g
     table = jnp.pad(jnp.clip(table, 0, P - 1), ((0, 0), (0, M_padded - M)))
     newest = jnp.max(positions, axis=1)  # i32[B]
     num_tiles = jnp.max(newest) // (g * C) + 1

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from zllm_jax.buffers import RowLayout
-from zllm_jax.fence import Place, Position, TokenTables
+from zllm_jax.fence import HostMatcher, Place, Position, TokenTables
 from zllm_jax.values import Sampling, TokenLogprob
 
 
@@ -51,7 +51,8 @@ class Watched:
 class Chunk:
     """A piece of one prompt: `tokens` stand at `start`. last: draw the first token of the output after it.
 
-    fence: what that token must obey; None where it is free. watch: whether the loop guard sees it.
+    fence: what that token must obey, on the device or as a host's matcher; None where it is free. watch: whether the
+    loop guard sees it.
     """
 
     tokens: Sequence[int]
@@ -62,7 +63,7 @@ class Chunk:
     sampling: Sampling
     seed: int
     last: bool
-    fence: Fenced | None = None
+    fence: Fenced | HostMatcher | None = None
     watch: Watched | None = None
 
 
@@ -70,7 +71,8 @@ class Chunk:
 class Row:
     """A running sequence in a decode call: `token` is fed at `position`; at most `budget` tokens are drawn.
 
-    fence: what they must obey, from where the output stands with `token`. watch: whether the loop guard sees them.
+    fence: what they must obey, from where the output stands with `token`. One with a matcher draws one token a call,
+    and so do all rows beside it. watch: whether the loop guard sees them.
     """
 
     token: int
@@ -82,7 +84,7 @@ class Row:
     seed: int
     budget: int
     stop_ids: Sequence[int]
-    fence: Fenced | None = None
+    fence: Fenced | HostMatcher | None = None
     watch: Watched | None = None
 
 

@@ -17,11 +17,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from zllm_jax.config import Dtype, ModelConfig
-from zllm_jax.fence import FenceState, FenceTables, LoopGuard, pack_positions
+from zllm_jax.fence import FenceState, FenceTables, HostMatcher, LoopGuard, pack_positions
 from zllm_jax.runtime import steps, transfer
 from zllm_jax.runtime.loops import Watch
 from zllm_jax.runtime.models import architecture
-from zllm_jax.runtime.port import Chunk, Row, Watched
+from zllm_jax.runtime.port import Chunk, Fenced, Row, Watched
 from zllm_jax.runtime.sampling import Sampled, pack_sampling
 from zllm_jax.runtime.sharding import partition, pin, sharding
 from zllm_jax.runtime.specs import Axis, LayerSpec
@@ -67,11 +67,38 @@ def draw_first(
     inputs: steps.PrefillInputs,
     fences: FenceTables | None = None,
     words: jax.Array | None = None,
+    allowed: jax.Array | None = None,
     *,
     cfg: ModelConfig,
     mesh: Mesh | None,
 ) -> tuple[History, Sampled]:
-    history, sampled = steps.draw_first(params, history, x, inputs, cfg=cfg, fences=fences, words=words)
+    history, sampled = steps.draw_first(
+        params, history, x, inputs, cfg=cfg, fences=fences, words=words, allowed=allowed
+    )
+    return _pinned(history, mesh), pin(sampled, mesh)
+
+
+@partial(jax.jit, static_argnames=("cfg", "mesh"))
+def begin_rows(
+    params: steps.Params, inputs: steps.DecodeInputs, *, cfg: ModelConfig, mesh: Mesh | None
+) -> steps.Passing:
+    return pin(steps.begin_rows(params, inputs, cfg=cfg), mesh)
+
+
+@partial(jax.jit, static_argnames=("cfg", "mesh"), donate_argnames="history")
+def draw_rows(
+    params: steps.Params,
+    history: History,
+    x: jax.Array,
+    inputs: steps.DecodeInputs,
+    fences: FenceTables,
+    allowed: jax.Array,
+    words: jax.Array | None = None,
+    *,
+    cfg: ModelConfig,
+    mesh: Mesh | None,
+) -> tuple[History, Sampled]:
+    history, sampled = steps.draw_rows(params, history, x, inputs, allowed, cfg=cfg, fences=fences, words=words)
     return _pinned(history, mesh), pin(sampled, mesh)
 
 
@@ -176,8 +203,8 @@ def decode_inputs(rows: Sequence[Row], bucket: int, max_pages: int, num_steps: i
 
 
 def _positions(several: Sequence[Row] | Sequence[Chunk]) -> FenceState:
-    """Where the outputs of rows or chunks stand."""
-    fences = [one.fence for one in several]
+    """Where the outputs of rows or chunks stand on the device."""
+    fences = [one.fence if isinstance(one.fence, Fenced) else None for one in several]
     return pack_positions([None if one is None else (one.place.states, one.place.returns, one.at) for one in fences])
 
 
@@ -193,6 +220,15 @@ def _watch(several: Sequence[Row] | Sequence[Chunk]) -> Watch:
         opens=np.array([one.opens for one in watches], np.int32),
         closes=np.array([one.closes for one in watches], np.int32),
     )
+
+
+def host_masks(several: Sequence[Row | Chunk], bucket: int, num_words: int) -> np.ndarray:
+    """What the rows' matchers allow, u32[B, W], all ones where there is none."""
+    masks = np.full((bucket, num_words), 0xFFFFFFFF, np.uint32)
+    for i, one in enumerate(several):
+        if isinstance(one.fence, HostMatcher):
+            masks[i] = one.fence.mask()
+    return masks
 
 
 def around(params: steps.Params) -> dict[str, Any]:
@@ -225,7 +261,8 @@ def fetch_prefill(
         weights, layers = stage.of(params["layers"]), stage.of(state.layers)
         run_stage.lower(weights, layers, passing, kinds=stage.kinds, **fixed).compile()
     words = _words(cfg, mesh, guard)
-    draw_first.lower(around(params), state.history, passing.x, inputs, fences, words, **fixed).compile()
+    allowed = None if fences is None else host_masks((), 1, -(-cfg.vocab_size // 32))
+    draw_first.lower(around(params), state.history, passing.x, inputs, fences, words, allowed, **fixed).compile()
 
 
 def fetch_decode(

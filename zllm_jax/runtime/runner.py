@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from zllm_jax.buffers import RowLayout, aligned_empty
 from zllm_jax.config import Dtype, ModelConfig
 from zllm_jax.errors import DeviceLost, UnsupportedGrammar
-from zllm_jax.fence import FencePool, LoopGuard, Place, TokenTables
+from zllm_jax.fence import FencePool, HostMatcher, LoopGuard, Place, TokenTables
 from zllm_jax.memory import trim
 from zllm_jax.runtime import programs, transfer
 from zllm_jax.runtime.models import architecture
@@ -30,11 +30,12 @@ from zllm_jax.runtime.sampling import Sampled
 from zllm_jax.runtime.sharding import check_mesh, sharding
 from zllm_jax.runtime.stages import Stage, cut
 from zllm_jax.runtime.state import ROW_AXES, StateShape, init_state, page_bytes
-from zllm_jax.runtime.steps import Passing, PrefillInputs
+from zllm_jax.runtime.steps import DecodeInputs, Passing, PrefillInputs
 from zllm_jax.values import Sampling, TokenLogprob
 
 Progress = Callable[[str, int, int], None]
 T = TypeVar("T")
+_NO_FENCES = "this engine follows no fences: EngineConfig.fence_states is 0"
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,7 @@ class Runner:
         return passing
 
     def _draw_first(self, chunk: Chunk, inputs: PrefillInputs, passing: Passing) -> Drawn:
+        allowed = self._host_masks([chunk], 1)
         history, sampled = programs.draw_first(
             self._around,
             self._state.history,
@@ -162,6 +164,7 @@ class Runner:
             inputs,
             self._fence_tables,
             self._words,
+            allowed,
             cfg=self._cfg,
             mesh=self._mesh,
         )
@@ -175,6 +178,8 @@ class Runner:
             raise ValueError(f"{len(rows)} rows exceed the largest decode bucket, {self._decode_buckets[-1]}")
         num_steps = min(steps_wanted, self._decode_steps)
         inputs = programs.decode_inputs(rows, bucket, self._shape.max_pages, num_steps)
+        if any(isinstance(row.fence, HostMatcher) for row in rows):
+            return self._decode_in_parts(rows, bucket, inputs)
         with self._state_at_stake():
             self._state, out = programs.decode(
                 self._params,
@@ -192,9 +197,33 @@ class Runner:
         by_step = [_drawn(_at_step(sampled, i), samplings) for i in range(int(emitted.max(initial=0)))]
         return [[by_step[i][b] for i in range(emitted[b])] for b in range(len(rows))]
 
+    def _decode_in_parts(self, rows: Sequence[Row], bucket: int, inputs: DecodeInputs) -> list[list[Drawn]]:
+        """One step, whose masks the host computes while the device computes the layers."""
+        fixed: dict[str, Any] = {"cfg": self._cfg, "mesh": self._mesh}
+        with self._state_at_stake():
+            passing = programs.begin_rows(self._around, inputs, **fixed)
+            for stage in self._stages:
+                passing = self._run_stage(stage, passing)
+            allowed = self._host_masks(rows, bucket)
+            history, sampled = programs.draw_rows(
+                self._around, self._state.history, passing.x, inputs, self._fence_tables, allowed, self._words, **fixed
+            )
+            self._state = replace(self._state, history=history)
+            samplings = [row.sampling for row in rows]
+            drawn = _drawn(_fetch(sampled, samplings), samplings)
+        return [[one] if row.budget else [] for one, row in zip(drawn, rows, strict=True)]
+
+    def _host_masks(self, several: Sequence[Row | Chunk], bucket: int) -> np.ndarray | None:
+        """u32[bucket, W]; None where no row can have a fence."""
+        if self._fence_tables is not None:
+            return programs.host_masks(several, bucket, -(-self._cfg.vocab_size // 32))
+        if any(one.fence is not None for one in several):
+            raise UnsupportedGrammar(_NO_FENCES)
+        return None
+
     def load_fence(self, tables: TokenTables) -> Place:
         if self._fences is None:
-            raise UnsupportedGrammar("this engine follows no fences: EngineConfig.fence_states is 0")
+            raise UnsupportedGrammar(_NO_FENCES)
         place, fresh = self._fences.load(tables)
         if fresh:
             self._fence_tables = self._everywhere(self._fences.tables)
@@ -315,9 +344,11 @@ class Runner:
 
     def warmup(self, progress: Progress | None = None) -> None:
         """Compile (or fetch) every program once. Nothing that a sequence owns is touched."""
+        in_parts = self._decode_buckets if self._fences is not None else ()
         work: list[Callable[[], object]] = [
             *(partial(self._warm_prefill, size) for size in self._prefill_buckets),
             *(partial(self.decode, [programs.IDLE_ROW] * size, 1) for size in self._decode_buckets),
+            *(partial(self._warm_parts, size) for size in in_parts),
             self._warm_transfers,
         ]
         for i, task in enumerate(work):
@@ -335,6 +366,10 @@ class Runner:
         for stage in self._stages:
             passing = self._run_stage(stage, passing)
         self._draw_first(programs.IDLE_CHUNK, inputs, passing)
+
+    def _warm_parts(self, size: int) -> None:
+        inputs = programs.decode_inputs((), size, self._shape.max_pages, 1)
+        self._decode_in_parts((), size, inputs)
 
     def _warm_transfers(self) -> None:
         self.begin(self._shape.num_slots, ())  # nobody's

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from zllm_jax.config import ModelConfig
 from zllm_jax.fence import FREE, FenceState, FenceTables, fence_advance, fence_mask, rows_begin
@@ -25,6 +26,7 @@ from zllm_jax.runtime.stages import cut
 from zllm_jax.runtime.state import History, LayerState, State
 
 Params = Mapping[str, Any]
+_ALL = np.uint32(0xFFFFFFFF)  # a mask's word that forbids nothing
 
 
 @jax.tree_util.register_dataclass
@@ -51,7 +53,9 @@ class PrefillInputs:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Passing:
-    """What goes from one stage of a chunk to the next: hidden states x [1, T, D], and where the tokens stand."""
+    """What goes from one stage to the next: hidden states x, [1, T, D] of a chunk or [B, 1, D] of a decode step, and
+    where the tokens stand.
+    """
 
     x: jax.Array
     batch: Batch
@@ -126,15 +130,45 @@ def draw_first(
     cfg: ModelConfig,
     fences: FenceTables | None = None,
     words: jax.Array | None = None,
+    allowed: jax.Array | None = None,
 ) -> tuple[History, Sampled]:
-    """The token after a chunk's last one. Of `params` only what comes after the layers is used."""
+    """The token after a chunk's last one. Of `params` only what comes after the layers is used.
+
+    allowed: u32[1, W], what a host allows besides; all ones where it says nothing.
+    """
     row = jax.lax.dynamic_slice_in_dim(x, inputs.count - 1, 1, axis=1)  # [1, 1, D]
     hidden = architecture(cfg).finish(params, row, cfg)[:, 0]
     slots, position = inputs.slot[None], (inputs.start + inputs.count)[None]
     live = jnp.asarray(inputs.last)[None]
-    mask, masked = _allowed(fences, inputs.fence)
+    mask, masked = _allowed(fences, inputs.fence, allowed)
     seen, mask, masked = _unlooped(history, slots, live, inputs.watch, mask, masked, cfg.vocab_size)
     sampled = sample(logits(params, hidden), inputs.sampling, history, slots, position, mask, masked)
+    return _count(history, slots, sampled.ids, live, seen, words), sampled
+
+
+def begin_rows(params: Params, inputs: DecodeInputs, *, cfg: ModelConfig) -> Passing:
+    """What enters the first stage of one decode step that is computed in parts. Only the embedding is used."""
+    batch = _rows_batch(inputs.tokens, inputs.positions, inputs.budget > 0, inputs)
+    return Passing(architecture(cfg).embed(params, batch, cfg), batch)
+
+
+def draw_rows(
+    params: Params,
+    history: History,
+    x: jax.Array,
+    inputs: DecodeInputs,
+    allowed: jax.Array,
+    *,
+    cfg: ModelConfig,
+    fences: FenceTables | None = None,
+    words: jax.Array | None = None,
+) -> tuple[History, Sampled]:
+    """The end of a decode step in parts: one token a row. allowed: u32[B, W], as `draw_first` has it."""
+    hidden = architecture(cfg).finish(params, x, cfg)[:, 0]
+    slots, live = inputs.slots, inputs.budget > 0
+    mask, masked = _allowed(fences, inputs.fence, allowed)
+    seen, mask, masked = _unlooped(history, slots, live, inputs.watch, mask, masked, cfg.vocab_size)
+    sampled = sample(logits(params, hidden), inputs.sampling, history, slots, inputs.positions + 1, mask, masked)
     return _count(history, slots, sampled.ids, live, seen, words), sampled
 
 
@@ -197,7 +231,7 @@ def decode(
     def body(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         step, state, (tokens, positions), left, fence, watch, out = carry
         live = left > 0
-        batch = Batch(tokens[:, None], positions[:, None], live[:, None], inputs.table, inputs.rings)
+        batch = _rows_batch(tokens, positions, live, inputs)
         hidden, layers = forward(params, state.layers, batch, cfg)
         history, slots = state.history, inputs.slots
         mask, fenced = _allowed(fences, fence)
@@ -219,14 +253,28 @@ def decode(
     return state, Decoded(sampled=out, emitted=positions - inputs.positions)
 
 
-def _allowed(fences: FenceTables | None, at: FenceState | None) -> tuple[jax.Array | None, jax.Array | None]:
-    """The mask of each row, and whether some row has a fence at all: without one nothing is computed."""
+def _rows_batch(tokens: jax.Array, positions: jax.Array, live: jax.Array, inputs: DecodeInputs) -> Batch:
+    """One token of each row."""
+    return Batch(tokens[:, None], positions[:, None], live[:, None], inputs.table, inputs.rings)
+
+
+def _allowed(
+    fences: FenceTables | None, at: FenceState | None, allowed: jax.Array | None = None
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """The mask of each row, and whether some row has a fence at all: without one nothing is computed.
+
+    Where what the tables and a host allow leaves nothing, EOS, so that a row that is stuck can end.
+    """
     if fences is None or at is None:
         return None, None
     masked = jnp.any(jnp.asarray(at.state) != FREE)
     shape = (jnp.asarray(at.state).shape[0], jnp.asarray(fences.masks).shape[1])
-    mask = jax.lax.cond(masked, fence_mask, lambda *_: jnp.full(shape, 0xFFFFFFFF, jnp.uint32), fences, at)
-    return mask, masked
+    mask = jax.lax.cond(masked, fence_mask, lambda *_: jnp.full(shape, _ALL, jnp.uint32), fences, at)
+    if allowed is None:
+        return mask, masked
+    both = mask & allowed
+    both = jnp.where(jnp.any(both != 0, axis=1)[:, None], both, jnp.asarray(fences.eos)[None])
+    return both, masked | jnp.any(allowed != _ALL)
 
 
 def _unlooped(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from zllm_jax.cache import Lease
+from zllm_jax.fence import HostMatcher
 from zllm_jax.runtime import Capacity
 from zllm_jax.scheduler.sequence import Outcome, Sequence, clock
 from zllm_jax.values import Status, Telemetry, Tier
@@ -30,6 +33,7 @@ def outcome_of(
         telemetry=Telemetry(
             sampling=one.job.sampling,
             seed=one.job.seed,
+            fence=_fence(one),
             finish=finish,
             bytes_read=lease.bytes_read if lease is not None else 0,
             bytes_copied=lease.bytes_copied if lease is not None else 0,
@@ -45,6 +49,13 @@ def outcome_of(
         ended=ended,
         error=error,
     )
+
+
+def _fence(one: Sequence) -> Literal["device", "host", ""]:
+    """Where the masks came from."""
+    if one.job.fence is None:
+        return ""
+    return "host" if isinstance(one.job.fence, HostMatcher) else "device"
 
 
 def _predicted(lease: Lease | None) -> float | None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from zllm_jax.cache import Lease, PrefixCache
 from zllm_jax.cache.prefix_cache import Progress
 from zllm_jax.errors import BudgetExceeded, CacheError, CorruptSnapshot, DeviceLost, Overloaded
+from zllm_jax.fence import HostMatcher, TokenTables
 from zllm_jax.metrics import Metrics
 from zllm_jax.runtime import Backend, Chunk, Drawn
 from zllm_jax.scheduler.outcome import outcome_of
@@ -230,8 +231,8 @@ class Scheduler:
         one.follow(tokens)
         self._share.serve(one.job.tenant, len(out))
         one.ticket.put(out)
-        if one.drawn[-1] in one.job.stop_ids and one.breaks_off:
-            self._end(one, Status.FAULTED, "fault", keep=False, error="the fence left no token to go on with")
+        if one.drawn[-1] in one.job.stop_ids and (why := one.breaks_off):
+            self._end(one, Status.FAULTED, "fault", keep=False, error=why)
         elif one.drawn[-1] in one.job.stop_ids:
             self._end(one, Status.COMPLETED, "eos")
         elif one.left == 0:
@@ -294,7 +295,9 @@ class Scheduler:
     def _load_fence(self, one: Sequence) -> bool:
         """Bring a sequence's grammar onto the device; False while those of others need the room."""
         fence = one.job.fence
-        if fence is None or one.place is not None:
+        if isinstance(fence, HostMatcher):
+            one.at = fence
+        if not isinstance(fence, TokenTables) or one.place is not None:
             return True
         try:
             one.place = self._backend.load_fence(fence)
@@ -359,7 +362,7 @@ class Scheduler:
         with self._changed:
             (self._running if one in self._running else self._waiting).remove(one)
             self._share.leave(one.job.tenant)
-        if one.place is not None and one.job.fence is not None:
+        if one.place is not None and isinstance(one.job.fence, TokenTables):
             self._backend.release_fence(one.job.fence)
             self._full = False
         if one.lease is not None:

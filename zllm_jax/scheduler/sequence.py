@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from zllm_jax.cache import Lease
-from zllm_jax.fence import Place, Position, TokenTables
+from zllm_jax.fence import HostMatcher, Place, Position, TokenTables
 from zllm_jax.runtime import Drawn, Fenced, Row, Watched
 from zllm_jax.values import Sampling, Status, Telemetry, Tier, Timing, Usage
 
@@ -28,9 +28,9 @@ class Job:
     """What the scheduler is asked to compute: token ids in, token ids out.
 
     prompt: i32[S]. stop_ids: ids that end the output. single_step: decode one step a call, for a caller that may
-    stop at any token of a state that cannot be truncated. fence: what the output must obey. watch: the loop guard sees
-    it; `inside` as the prompt ends. deadline: on `clock`, or None. The tenant, the priority and the conversation are
-    those of `values.Request`.
+    stop at any token of a state that cannot be truncated. fence: what the output must obey: tables for the device, or
+    a matcher at the beginning of the text. watch: the loop guard sees it; `inside` as the prompt ends. deadline: on
+    `clock`, or None. The tenant, the priority and the conversation are those of `values.Request`.
     """
 
     request_id: str
@@ -43,7 +43,7 @@ class Job:
     tenant: str = ""
     priority: int = 0
     conversation: str | None = None
-    fence: TokenTables | None = None
+    fence: TokenTables | HostMatcher | None = None
     watch: Watched | None = None
     single_step: bool = False
     started: float = field(default_factory=clock)
@@ -142,7 +142,7 @@ class Sequence:
     missed: str | None = None  # why a snapshot could not be restored
     drawn: list[int] = field(default_factory=list)
     place: Place | None = None  # of the fence, on the device
-    at: Position | None = None  # how far the output has come in it
+    at: Position | HostMatcher | None = None  # how far the output has come in it
     watch: Watched | None = field(init=False)  # the job's, `inside` where the output stands
     admitted: float | None = None
     restored: float | None = None
@@ -165,8 +165,10 @@ class Sequence:
         return self.job.max_tokens - len(self.drawn)
 
     @property
-    def fenced(self) -> Fenced | None:
+    def fenced(self) -> Fenced | HostMatcher | None:
         """What the next token must obey."""
+        if isinstance(self.at, HostMatcher):
+            return self.at
         return None if self.place is None or self.at is None else Fenced(self.place, self.at)
 
     def follow(self, tokens: Sequences[int]) -> None:
@@ -174,16 +176,21 @@ class Sequence:
         if self.watch is not None:
             self.watch = self.watch.after(tokens)
         fence = self.job.fence
-        if fence is None or self.at is None:
-            return
-        for token in tokens:
-            self.at = fence.machine.run(fence.vocabulary.tokens[token], self.at)
+        if isinstance(self.at, HostMatcher):
+            self.at = self.at.advance_all(tokens)
+        elif isinstance(fence, TokenTables) and self.at is not None:
+            for token in tokens:
+                self.at = fence.machine.run(fence.vocabulary.tokens[token], self.at)
 
     @property
-    def breaks_off(self) -> bool:
-        """Whether the output may not end where it stands."""
+    def breaks_off(self) -> str:
+        """Why the output may not end where it stands; empty where it may."""
         fence = self.job.fence
-        return fence is not None and self.at is not None and not fence.machine.ended(self.at)
+        if isinstance(self.at, HostMatcher):
+            return "" if self.at.ended else f"the fence left no token to go on with{self.at.because}"
+        if not isinstance(fence, TokenTables) or self.at is None or fence.machine.ended(self.at):
+            return ""
+        return "the fence left no token to go on with"
 
     def stages_ready(self, num_stages: int) -> int:
         """How many stages have all the rows that they need."""

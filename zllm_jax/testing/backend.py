@@ -12,7 +12,7 @@ from zllm_jax.testing.models import made_up_logprob
 from zllm_jax.values import Sampling
 
 if TYPE_CHECKING:
-    from zllm_jax.fence import Place, TokenTables
+    from zllm_jax.fence import HostMatcher, Place, TokenTables
     from zllm_jax.runtime import Capacity, Chunk, Copying, Drawn, Row
 
 NextToken = Callable[[Sequence[int], Sampling, int], int]
@@ -37,7 +37,8 @@ class ScriptedBackend:
     The row of a token is (token, position, fingerprint of the history up to it); each stage keeps its own. Whenever a
     stage computes or continues a sequence, its rows under the page table must be one unbroken history, or
     `AssertionError` names the row: so a wrong page, a stale row, a page that another sequence wrote to, a ring at
-    another position, or a stage that computes before its rows were written is seen at once.
+    another position, or a stage that computes before its rows were written is seen at once. Of fences only those of the
+    host are obeyed: where a script's token may not come, the next one that may.
 
     window: tokens of a ring that a sequence keeps besides its pages (0: none, the state can be cut anywhere).
     group_pages: of one transfer. next_token: the token that follows a history (prompt and output so far), given
@@ -180,25 +181,42 @@ class ScriptedBackend:
         if stage.index < len(self._stages) - 1:
             return chunk, stage.index + 1
         self.num_computed += len(chunk.tokens)
-        return self._draw(history, chunk.sampling, chunk.seed) if chunk.last else None
+        return self._draw(history, chunk) if chunk.last else None
 
     def _decode(self, row: Row, steps: int) -> list[Drawn]:
+        from zllm_jax.fence import HostMatcher
+
         histories = [stage.history(row.pages, row.ring, row.position) for stage in self._stages]
+        if isinstance(row.fence, HostMatcher):
+            steps = 1
         out: list[Drawn] = []
         token = row.token
         while len(out) < min(steps, row.budget) and (not out or token not in row.stop_ids):
             for stage, history in zip(self._stages, histories, strict=True):
                 stage.append(history, token, row.pages, row.ring)
             self.num_computed += 1
-            out.append(self._draw(histories[-1], row.sampling, row.seed))
+            out.append(self._draw(histories[-1], row))
             token = out[-1].token
         return out
 
-    def _draw(self, history: list[int], sampling: Sampling, seed: int) -> Drawn:
+    def _draw(self, history: list[int], asked: Row | Chunk) -> Drawn:
+        from zllm_jax.fence import HostMatcher
         from zllm_jax.runtime import Drawn
 
-        token = self.next_token(history, sampling, seed)
+        sampling = asked.sampling
+        token = self.next_token(history, sampling, asked.seed)
+        if isinstance(asked.fence, HostMatcher):
+            allowed = _allowed_ids(asked.fence)
+            token = min(allowed, key=lambda one: (one < token, one))
         return Drawn(token, None if sampling.logprobs is None else made_up_logprob(token, sampling.logprobs))
+
+
+def _allowed_ids(at: HostMatcher) -> list[int]:
+    """The tokens that may come next; EOS where none may."""
+    from zllm_jax.fence import unpack_bits
+
+    found = np.flatnonzero(unpack_bits(at.mask(), len(at.shared.vocabulary))).tolist()
+    return found or list(at.shared.eos_ids)
 
 
 class _ScriptedCopy:
