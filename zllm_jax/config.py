@@ -109,6 +109,7 @@ class EngineConfig:
     staged_restore: compute a group of layers as soon as its own rows are there (False: once all are, to compare).
     save_on_close: write the resident conversations to disk when the engine is closed.
     fence_states: states of all grammars that running requests may follow together (0: no fences).
+    forced_runs: append at once what a fence leaves no choice about (False: token by token, to compare).
     max_queue: waiting requests before `Overloaded`. salt: the tenant's part of the identity.
     """
 
@@ -131,6 +132,7 @@ class EngineConfig:
     staged_restore: bool = True
     save_on_close: bool = True
     fence_states: int = 2048
+    forced_runs: bool = True
     max_queue: int = 256
     salt: str = ""
     context_extension: ContextExtension | None = None

@@ -283,6 +283,7 @@ class Telemetry:
     saved_bytes: int = 0  # state bytes those steps would have written
     termination: str = "ok"  # the accelerator's own flag
     stop_text: str | None = None
+    forced_tokens: int = 0  # of those generated, how many the fence left no choice about and were appended at once
     fence_relaxed: tuple[str, ...] = ()  # what `Fence.relax` left out of the schema, as "path: reason"
 
 

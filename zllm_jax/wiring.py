@@ -17,7 +17,7 @@ from zllm_jax.checkpoint import Checkpoint, open_checkpoint, resolve
 from zllm_jax.config import EngineConfig, ModelConfig, zllm_home
 from zllm_jax.dialect import ChatTemplate, Tokenizer, load_tokenizer
 from zllm_jax.engine import Progress
-from zllm_jax.engine.fences import FenceCompiler, vocabulary_of
+from zllm_jax.engine.fences import FenceCompiler, forced_runs_of, vocabulary_of
 from zllm_jax.errors import ConfigError, StoreUnavailable
 from zllm_jax.fence import FencePool
 from zllm_jax.runtime import (
@@ -88,6 +88,7 @@ class Engine(engine_.Engine):
             template=chat_template(checkpoint, tokenizer),
             warm=runner.warmup,
             fences=FenceCompiler(vocabulary, config.fence_states) if vocabulary is not None else None,
+            forced=forced_runs_of(tokenizer, vocabulary) if config.forced_runs and tokenizer and vocabulary else None,
             progress=progress,
         )
 

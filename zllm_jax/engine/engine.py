@@ -19,6 +19,7 @@ from zllm_jax.engine.call import Call
 from zllm_jax.engine.ending import Ending
 from zllm_jax.engine.fences import FenceCompiler, Ready
 from zllm_jax.errors import InvalidRequest, ZllmError
+from zllm_jax.fence import ForcedRuns
 from zllm_jax.metrics import Metrics
 from zllm_jax.scheduler import Job, Scheduler, clock
 from zllm_jax.values import Delta, Envelope, Message, Request
@@ -46,6 +47,7 @@ class Engine:
         template: ChatTemplate | None,
         warm: Callable[[Progress | None], None],
         fences: FenceCompiler | None = None,
+        forced: ForcedRuns | None = None,
         metrics: Metrics | None = None,
         on_close: Callable[[], None] = lambda: None,
         progress: Progress | None = None,
@@ -55,7 +57,7 @@ class Engine:
         self._template, self._scheduler, self._cache = template, scheduler, cache
         self._warm, self._on_close, self._progress = warm, on_close, progress
         self._metrics = metrics or cache.metrics
-        self._fences = fences
+        self._fences, self._forced = fences, forced
         self._replay = None
         if tokenizer is not None and template is not None:
             self._replay = Replay(tokenizer, template, vocab_size=model_config.vocab_size)
@@ -105,6 +107,7 @@ class Engine:
             priority=request.priority,
             conversation=request.conversation,
             fence=None if fence is None else fence.tables,
+            forced=self._forced,
             single_step=bool(request.stop),
             started=started,
             deadline=None if request.timeout_s is None else started + request.timeout_s,

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass
 
 from zllm_jax.dialect import Tokenizer
 from zllm_jax.errors import InvalidRequest
-from zllm_jax.fence import TokenTables, Vocabulary, compile_fence, compile_tokens
+from zllm_jax.fence import ForcedRuns, TokenTables, Vocabulary, compile_fence, compile_tokens
 from zllm_jax.values import Fence
 
 _KEPT = 64  # grammars
+_BEGIN = "\n"  # the space that the tokenizer adds goes before it
 
 
 def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
@@ -20,6 +21,19 @@ def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
     silent = tokenizer.special_ids | set(tokenizer.eos_ids)
     tokens = [b"" if token in silent else tokenizer.token_bytes(token) for token in range(vocab_size)]
     return Vocabulary(tokens, tokenizer.eos_ids)
+
+
+def forced_runs_of(tokenizer: Tokenizer, vocabulary: Vocabulary) -> ForcedRuns:
+    """Forced texts as this tokenizer cuts them in the middle of a text, markup as it stands."""
+    if not tokenizer.strips_space:
+        return ForcedRuns(vocabulary, lambda text: tokenizer.encode(text, add_bos=False, parse_special=False))
+    begin = tokenizer.encode(_BEGIN, add_bos=False, parse_special=False)
+
+    def encode(text: str) -> list[int]:
+        ids = tokenizer.encode(_BEGIN + text, add_bos=False, parse_special=False)
+        return ids[len(begin) :] if ids[: len(begin)] == begin else []
+
+    return ForcedRuns(vocabulary, encode)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ Knows grammars, machines over bytes and their masks over a vocabulary. Must not 
 
 from zllm_jax.fence.automaton import DEAD, ByteAutomaton, choices, decimal_number
 from zllm_jax.fence.device import FREE, FenceState, FenceTables, fence_advance, fence_mask, pack_positions
+from zllm_jax.fence.forced import ForcedRuns, forced_text, may_force
 from zllm_jax.fence.grammars import Compiled, compile_fence
 from zllm_jax.fence.machine import MAX_DEPTH, Condition, Edge, Frame, Machine, MachineBuilder, Position, machine_of
 from zllm_jax.fence.pool import FencePool, Place
@@ -22,6 +23,7 @@ __all__ = [
     "FencePool",
     "FenceState",
     "FenceTables",
+    "ForcedRuns",
     "Frame",
     "Machine",
     "MachineBuilder",
@@ -35,7 +37,9 @@ __all__ = [
     "decimal_number",
     "fence_advance",
     "fence_mask",
+    "forced_text",
     "machine_of",
+    "may_force",
     "pack_bits",
     "pack_positions",
     "unpack_bits",

@@ -31,7 +31,7 @@ class Fenced:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """A piece of one prompt: `tokens` stand at `start`. last: draw the first token of the output after it.
+    """A piece of one prompt, or of what follows it: `tokens` stand at `start`. last: draw the next token after it.
 
     fence: what that token must obey; None where it is free.
     """
@@ -51,7 +51,8 @@ class Chunk:
 class Row:
     """A running sequence in a decode call: `token` is fed at `position`; at most `budget` tokens are drawn.
 
-    fence: what they must obey, from where the output stands with `token`.
+    fence: what they must obey, from where the output stands with `token`. pauses: stop before the budget is used where
+    the fence may force a run, so that the caller can append it.
     """
 
     token: int
@@ -64,6 +65,7 @@ class Row:
     budget: int
     stop_ids: Sequence[int]
     fence: Fenced | None = None
+    pauses: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -161,6 +161,7 @@ def decode_inputs(rows: Sequence[Row], bucket: int, max_pages: int, num_steps: i
         sampling=pack_sampling([(row.sampling, row.seed) for row in padded]),
         steps=np.int32(num_steps),
         fence=_positions(padded),
+        pauses=np.array([row.pauses for row in padded], np.bool_),
     )
 
 
