@@ -88,7 +88,7 @@ class Engine(engine_.Engine):
             template=chat_template(checkpoint, tokenizer),
             warm=runner.warmup,
             fences=FenceCompiler(vocabulary, config.fence_states) if vocabulary is not None else None,
-            forced=forced_runs_of(tokenizer, vocabulary) if config.forced_runs and tokenizer and vocabulary else None,
+            forced=forced_runs_of(tokenizer, vocabulary) if tokenizer is not None and vocabulary is not None else None,
             progress=progress,
         )
 

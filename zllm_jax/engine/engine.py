@@ -58,6 +58,7 @@ class Engine:
         self._warm, self._on_close, self._progress = warm, on_close, progress
         self._metrics = metrics or cache.metrics
         self._fences, self._forced = fences, forced
+        self._append_runs = config.forced_runs
         self._replay = None
         if tokenizer is not None and template is not None:
             self._replay = Replay(tokenizer, template, vocab_size=model_config.vocab_size)
@@ -107,7 +108,7 @@ class Engine:
             priority=request.priority,
             conversation=request.conversation,
             fence=None if fence is None else fence.tables,
-            forced=self._forced,
+            forced=self._forced if self._append_runs else None,
             single_step=bool(request.stop),
             started=started,
             deadline=None if request.timeout_s is None else started + request.timeout_s,
@@ -164,6 +165,10 @@ class Engine:
     def stage_restores(self, on: bool) -> None:
         """Whether a restored group of layers computes before the others are there (`EngineConfig.staged_restore`)."""
         self._scheduler.call(lambda: setattr(self._cache, "staged", on))
+
+    def append_runs(self, on: bool) -> None:
+        """Whether later requests' forced runs are appended at once (`EngineConfig.forced_runs`)."""
+        self._append_runs = on
 
     def drop_page_cache(self) -> bool:
         """Ask the operating system to forget its copies of the snapshots; False where it cannot."""

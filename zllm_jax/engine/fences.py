@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from zllm_jax.dialect import Tokenizer
@@ -24,14 +25,13 @@ def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
 
 
 def forced_runs_of(tokenizer: Tokenizer, vocabulary: Vocabulary) -> ForcedRuns:
-    """Forced texts as this tokenizer cuts them in the middle of a text, markup as it stands."""
-    if not tokenizer.strips_space:
-        return ForcedRuns(vocabulary, lambda text: tokenizer.encode(text, add_bos=False, parse_special=False))
-    begin = tokenizer.encode(_BEGIN, add_bos=False, parse_special=False)
+    """Forced texts as this tokenizer cuts them: as those of a prompt, or else with control tokens as text."""
+    begin = _BEGIN if tokenizer.strips_space else ""
+    skipped = len(tokenizer.encode(begin, add_bos=False)) if begin else 0
 
-    def encode(text: str) -> list[int]:
-        ids = tokenizer.encode(_BEGIN + text, add_bos=False, parse_special=False)
-        return ids[len(begin) :] if ids[: len(begin)] == begin else []
+    def encode(text: str) -> Iterator[list[int]]:
+        for parse_special in (True, False):
+            yield tokenizer.encode(begin + text, add_bos=False, parse_special=parse_special)[skipped:]
 
     return ForcedRuns(vocabulary, encode)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -23,7 +22,7 @@ MIN_TOKENS = 4  # what a shorter run saves, its own call costs
 MAX_BYTES = 2048  # of a run; what is forced behind them is the next one
 CONTEXT_BYTES = 256  # of the output that the encoder sees before a run
 
-Encode = Callable[[str], Sequence[int]]
+Encode = Callable[[str], Iterable[Sequence[int]]]
 
 
 def forced_text(machine: Machine, at: Position, limit: int = MAX_BYTES) -> bytes:
@@ -86,50 +85,53 @@ def _ends(machine: Machine, edge: Edge | None) -> set[int]:
 
 
 class ForcedRuns:
-    """Forced texts as tokens of one vocabulary. encode: text -> the ids that the tokenizer makes of it."""
+    """Forced texts as tokens.
+
+    vocabulary: all tokens that are text to some fence. encode: text -> the ids that the tokenizer makes of it; where it
+    has several ways, the best first: the first is taken whose ids are that text to the fence.
+    """
 
     def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
-        self._vocabulary, self._encode = vocabulary, encode
+        self._encode = encode
+        self._tokens = frozenset(vocabulary.tokens)
+        self._sorted = sorted(self._tokens)
+        self._longest = max(map(len, self._tokens))
 
     def after(self, tables: TokenTables, at: Position, output: Sequence[int]) -> list[int]:
         """The tokens that must follow `output`, which has led to `at`; none where fewer than `MIN_TOKENS` would."""
         text = forced_text(tables.machine, at)
         if len(text) < MIN_TOKENS:
             return []
-        found = self._cut(self._context(output), text, lambda: _next_bytes(tables.machine, at, text))
+        known = tables.vocabulary.tokens
+        found = self._cut(known, _context(known, output), text, lambda: _next_bytes(tables.machine, at, text))
         legal = _legal(tables, at, found)
         return legal if len(legal) >= MIN_TOKENS else []
 
-    def _context(self, output: Sequence[int]) -> bytes:
-        """The end of the output, from a token that begins a character."""
-        text = b""
-        for token in reversed(output):
-            if len(text) >= CONTEXT_BYTES and not 0x80 <= text[0] < 0xC0:
-                break
-            text = self._vocabulary.tokens[token] + text
-        return text
-
-    def _cut(self, before: bytes, text: bytes, follow: Callable[[], Sequence[int]]) -> list[int]:
+    def _cut(
+        self, known: Sequence[bytes], before: bytes, text: bytes, follow: Callable[[], Sequence[int]]
+    ) -> list[int]:
         """The encoder's tokens of `text` behind `before`, without those at its end that may grow.
 
         Where the encoder would have merged the two, its tokens of `text` alone: it is too late for its own.
         """
         whole = _whole_characters(before + text)
-        tokens = self._encoded(whole)
-        borders = [0, *accumulate(len(self._vocabulary.tokens[token]) for token in tokens)]
+        tokens = self._encoded(known, whole)
+        borders = [0, *accumulate(len(known[token]) for token in tokens)]
         if len(before) not in borders[: len(tokens)]:
-            return self._cut(b"", text, follow) if before else []
+            return self._cut(known, b"", text, follow) if before else []
         settled = self._settled(whole, borders, follow() if len(whole) == len(before + text) else range(256))
         return list(tokens[borders.index(len(before)) : settled])
 
-    def _encoded(self, text: bytes) -> Sequence[int]:
+    def _encoded(self, known: Sequence[bytes], text: bytes) -> Sequence[int]:
         """Nothing where the tokenizer cannot spell the text, or spells another."""
         try:
-            tokens = self._encode(text.decode())
+            several = self._encode(text.decode())
         except UnicodeDecodeError:
             return []
-        known = all(token < len(self._vocabulary) for token in tokens)
-        return tokens if known and b"".join(self._vocabulary.tokens[token] for token in tokens) == text else []
+        for tokens in several:
+            if max(tokens, default=0) < len(known) and b"".join(known[token] for token in tokens) == text:
+                return tokens
+        return []
 
     def _settled(self, text: bytes, borders: Sequence[int], follow: Sequence[int]) -> int:
         """How many of the tokens between these borders stay as they are when one of the bytes `follow` comes next.
@@ -167,17 +169,15 @@ class ForcedRuns:
         place = bisect_right(self._sorted, text)
         return place < len(self._sorted) and self._sorted[place].startswith(text)
 
-    @cached_property
-    def _tokens(self) -> frozenset[bytes]:
-        return frozenset(self._vocabulary.tokens)
 
-    @cached_property
-    def _sorted(self) -> list[bytes]:
-        return sorted(self._tokens)
-
-    @cached_property
-    def _longest(self) -> int:
-        return max(map(len, self._tokens))
+def _context(known: Sequence[bytes], output: Sequence[int]) -> bytes:
+    """The end of the output, from a token that begins a character."""
+    text = b""
+    for token in reversed(output):
+        if len(text) >= CONTEXT_BYTES and not 0x80 <= text[0] < 0xC0:
+            break
+        text = known[token] + text
+    return text
 
 
 def _next_bytes(machine: Machine, at: Position, text: bytes) -> list[int]:

@@ -171,9 +171,9 @@ def decode(
 ) -> tuple[State, Decoded]:
     """Up to `inputs.steps` steps without leaving the device; stops early when every row has finished.
 
-    A row finishes after drawing one of its stop ids, when its budget is used, or where it pauses. The last token that a row draws is
-    not fed: the state holds the rows of all tokens before it. Fences are followed from step to step; without `fences`
-    no row has one.
+    A row finishes after drawing one of its stop ids, when its budget is used, or where it pauses. The last token that a
+    row draws is not fed: the state holds the rows of all tokens before it. Fences are followed from step to step;
+    without `fences` no row has one.
     """
     B = inputs.tokens.shape[0]
     empty = no_sample(B, cfg.vocab_size)

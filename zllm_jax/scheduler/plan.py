@@ -44,7 +44,8 @@ def plan(
     """The next round, `running` in the order of their turns.
 
     A stage of a prompt's first chunk can run once its restored rows are there. What is forced in a running stream goes
-    before all prompts. With requests `waiting` or a prompt unfinished, decode goes one step at a time. stride: chunks end at its multiples, where states are kept (0: none).
+    before all prompts. With requests `waiting` or a chunk to come, decode goes one step at a time. stride: chunks end
+    at its multiples, where states are kept (0: none).
     """
     unfinished = sorted((one for one in running if one.prefilling), key=lambda one: not one.drawn)
     decode = tuple(one for one in running if not one.prefilling and one.left > 0)
