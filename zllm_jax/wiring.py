@@ -88,7 +88,9 @@ class Engine(engine_.Engine):
             template=chat_template(checkpoint, tokenizer),
             warm=runner.warmup,
             fences=FenceCompiler(vocabulary, config.fence_states) if vocabulary is not None else None,
-            forced=forced_runs_of(tokenizer, vocabulary) if tokenizer is not None and vocabulary is not None else None,
+            forced=None
+            if tokenizer is None or vocabulary is None
+            else forced_runs_of(tokenizer, vocabulary, config.prefill_buckets[0]),
             progress=progress,
         )
 

@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass
 
 from zllm_jax.dialect import Tokenizer
 from zllm_jax.errors import InvalidRequest
-from zllm_jax.fence import ForcedRuns, TokenTables, Vocabulary, compile_fence, compile_tokens
+from zllm_jax.fence import MIN_TOKENS, ForcedRuns, TokenTables, Vocabulary, compile_fence, compile_tokens
 from zllm_jax.values import Fence
 
 _KEPT = 64  # grammars
+_ROWS_A_TOKEN = 8  # of a prefill, which cost as much as one token's decode step
 _BEGIN = "\n"  # the space that the tokenizer adds goes before it
 
 
@@ -24,8 +25,11 @@ def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
     return Vocabulary(tokens, tokenizer.eos_ids)
 
 
-def forced_runs_of(tokenizer: Tokenizer, vocabulary: Vocabulary) -> ForcedRuns:
-    """Forced texts as this tokenizer cuts them: as those of a prompt, or else with control tokens as text."""
+def forced_runs_of(tokenizer: Tokenizer, vocabulary: Vocabulary, chunk_tokens: int) -> ForcedRuns:
+    """Forced texts as this tokenizer cuts them: as those of a prompt, or else with control tokens as text.
+
+    chunk_tokens: rows of the smallest prefill, whatever the length of a run: they must be worth it.
+    """
     begin = _BEGIN if tokenizer.strips_space else ""
     skipped = len(tokenizer.encode(begin, add_bos=False)) if begin else 0
 
@@ -33,7 +37,7 @@ def forced_runs_of(tokenizer: Tokenizer, vocabulary: Vocabulary) -> ForcedRuns:
         for parse_special in (True, False):
             yield tokenizer.encode(begin + text, add_bos=False, parse_special=parse_special)[skipped:]
 
-    return ForcedRuns(vocabulary, encode)
+    return ForcedRuns(vocabulary, encode, min_tokens=max(MIN_TOKENS, chunk_tokens // _ROWS_A_TOKEN))
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ Knows grammars, machines over bytes and their masks over a vocabulary. Must not 
 
 from zllm_jax.fence.automaton import DEAD, ByteAutomaton, choices, decimal_number
 from zllm_jax.fence.device import FREE, FenceState, FenceTables, fence_advance, fence_mask, pack_positions
-from zllm_jax.fence.forced import ForcedRuns, forced_text, may_force
+from zllm_jax.fence.forced import MIN_TOKENS, ForcedRuns, forced_text, may_force
 from zllm_jax.fence.grammars import Compiled, compile_fence
 from zllm_jax.fence.machine import MAX_DEPTH, Condition, Edge, Frame, Machine, MachineBuilder, Position, machine_of
 from zllm_jax.fence.pool import FencePool, Place
@@ -16,6 +16,7 @@ __all__ = [
     "DEAD",
     "FREE",
     "MAX_DEPTH",
+    "MIN_TOKENS",
     "ByteAutomaton",
     "Compiled",
     "Condition",

@@ -18,7 +18,7 @@ from zllm_jax.fence.machine import ASK, Edge, Machine, Position
 from zllm_jax.fence.tables import TokenTables
 from zllm_jax.fence.vocabulary import Vocabulary
 
-MIN_TOKENS = 4  # what a shorter run saves, its own call costs
+MIN_TOKENS = 4  # of a run: what a shorter one saves, its own call costs
 MAX_BYTES = 2048  # of a run; what is forced behind them is the next one
 CONTEXT_BYTES = 256  # of the output that the encoder sees before a run
 
@@ -88,24 +88,26 @@ class ForcedRuns:
     """Forced texts as tokens.
 
     vocabulary: all tokens that are text to some fence. encode: text -> the ids that the tokenizer makes of it; where it
-    has several ways, the best first: the first is taken whose ids are that text to the fence.
+    has several ways, the best first: the first is taken whose ids are that text to the fence. min_tokens: of a run.
     """
 
-    def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
-        self._encode = encode
+    def __init__(self, vocabulary: Vocabulary, encode: Encode, *, min_tokens: int = MIN_TOKENS) -> None:
+        if min_tokens < MIN_TOKENS:
+            raise ValueError(f"min_tokens is {min_tokens}; decoding stops for runs of {MIN_TOKENS} or more")
+        self._encode, self._min_tokens = encode, min_tokens
         self._tokens = frozenset(vocabulary.tokens)
         self._sorted = sorted(self._tokens)
         self._longest = max(map(len, self._tokens))
 
     def after(self, tables: TokenTables, at: Position, output: Sequence[int]) -> list[int]:
-        """The tokens that must follow `output`, which has led to `at`; none where fewer than `MIN_TOKENS` would."""
+        """The tokens that must follow `output`, which has led to `at`; none where fewer than `min_tokens` would."""
         text = forced_text(tables.machine, at)
-        if len(text) < MIN_TOKENS:
+        if len(text) < self._min_tokens:
             return []
         known = tables.vocabulary.tokens
         found = self._cut(known, _context(known, output), text, lambda: _next_bytes(tables.machine, at, text))
         legal = _legal(tables, at, found)
-        return legal if len(legal) >= MIN_TOKENS else []
+        return legal if len(legal) >= self._min_tokens else []
 
     def _cut(
         self, known: Sequence[bytes], before: bytes, text: bytes, follow: Callable[[], Sequence[int]]
