@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -208,6 +209,22 @@ def test_a_token_that_may_grow_is_left_to_be_drawn() -> None:
     whole = ForcedRuns(vocabulary, lambda text: [[1, 2, 1, 2, 7, *([6] if text.endswith("y") else [])]])
     assert whole.after(sure, sure.machine.begin, []) == [1, 2, 1, 2, 7, 6]
     assert whole.after(tables, tables.machine.begin, []) == [1, 2, 1, 2]
+
+
+def test_the_encoder_sees_the_output_before_a_run_unless_it_would_merge_the_two() -> None:
+    vocabulary = Vocabulary([b"", *(bytes([byte]) for byte in b"abc"), b"bc"], [0])
+    tables = compile_tokens(machine_of(choices(["ababcabc"])), vocabulary)
+    seen = list[str]()
+
+    def encode(text: str) -> list[list[int]]:
+        seen.append(text)
+        return [[vocabulary.tokens.index(piece.encode()) for piece in re.findall("bc|.", text)]]
+
+    runs = ForcedRuns(vocabulary, encode)
+    assert runs.after(tables, tables.machine.run(b"ab"), [1, 2]) == [1, 4, 1, 4]
+    assert seen == ["ababcabc"]
+    assert runs.after(tables, tables.machine.run(b"abab"), [1, 2, 1, 2]) == []
+    assert seen[1:] == ["ababcabc", "cabc"]
 
 
 def test_ids_that_are_another_text_are_not_taken() -> None:

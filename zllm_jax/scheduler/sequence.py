@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import count, pairwise, takewhile
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -191,8 +191,7 @@ class Sequence:
         fence = self.job.fence
         if self.forced is None or fence is None or self.at is None:
             return
-        run = self.forced.after(fence, self.at, self.drawn)[: self.left - 1]
-        self.ahead = list(takewhile(lambda token: token not in self.job.stop_ids, run))
+        self.ahead = self.forced.after(fence, self.at, self.drawn)[: self.left - 1]
         self.follow(self.ahead)
 
     def take(self, tokens: list[int]) -> None:
