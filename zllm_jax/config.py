@@ -110,6 +110,7 @@ class EngineConfig:
     save_on_close: write the resident conversations to disk when the engine is closed.
     fence_states: states of all grammars that running requests may follow together (0: no fences).
     loop_guard: whether outputs are kept from looping where the request says nothing about it.
+    forced_runs: append at once what a fence leaves no choice about (False: token by token, to compare).
     max_queue: waiting requests before `Overloaded`. salt: the tenant's part of the identity.
     """
 
@@ -133,6 +134,7 @@ class EngineConfig:
     save_on_close: bool = True
     fence_states: int = 4096
     loop_guard: bool = False
+    forced_runs: bool = True
     max_queue: int = 256
     salt: str = ""
     context_extension: ContextExtension | None = None

@@ -292,6 +292,7 @@ class Telemetry:
     stop_text: str | None = None
     fence: Literal["device", "host", ""] = ""  # where the masks came from
     loops_broken: int = 0  # how often the loop guard led the output out of a loop
+    forced_tokens: int = 0  # of those generated, how many the fence left no choice about and were appended at once
     fence_relaxed: tuple[str, ...] = ()  # what `Fence.relax` left out of the schema, as "path: reason"
 
 

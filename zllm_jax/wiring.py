@@ -17,7 +17,7 @@ from zllm_jax.checkpoint import Checkpoint, open_checkpoint, resolve
 from zllm_jax.config import EngineConfig, ModelConfig, zllm_home
 from zllm_jax.dialect import ChatTemplate, Tokenizer, load_tokenizer
 from zllm_jax.engine import Progress
-from zllm_jax.engine.fences import FenceCompiler, vocabulary_of
+from zllm_jax.engine.fences import FenceCompiler, forced_runs_of, vocabulary_of
 from zllm_jax.errors import ConfigError, StoreUnavailable
 from zllm_jax.fence import FencePool, LoopGuard, Vocabulary, word_tokens
 from zllm_jax.runtime import (
@@ -91,6 +91,9 @@ class Engine(engine_.Engine):
             template=chat_template(checkpoint, tokenizer),
             warm=runner.warmup,
             fences=FenceCompiler(fenced, config.fence_states) if fenced is not None else None,
+            forced=None
+            if tokenizer is None or vocabulary is None
+            else forced_runs_of(tokenizer, vocabulary, config.prefill_buckets[0]),
             progress=progress,
         )
 

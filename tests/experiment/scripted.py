@@ -31,6 +31,7 @@ class ScriptedTimes:
         self.tier = Tier.COLD
         self.closed = False
         self.drops = True
+        self.appends = True
 
     @property
     def model_config(self) -> ModelConfig:
@@ -84,6 +85,9 @@ class ScriptedTimes:
 
     def forget(self) -> None:
         self.held, self.tier = (), Tier.COLD
+
+    def append_runs(self, on: bool) -> None:
+        self.appends = on
 
     def drop_page_cache(self) -> bool:
         return self.drops

@@ -103,5 +103,25 @@ def test_chunks_cover_a_prompt_and_pad_less_than_one_bucket(num_tokens: int, siz
 def test_state_tokens_are_the_rows_that_exist() -> None:
     one = sequence(5, 3)
     assert one.state_tokens().tolist() == [1] * 3
-    one.computed, one.drawn = 5, [7, 8, 9]
+    one.computed = 5
+    one.take([7, 8, 9])
     assert np.array_equal(one.state_tokens(), [1] * 5 + [7, 8])  # 9 was drawn, but never fed
+    one.ahead = [10, 11]
+    assert np.array_equal(one.state_tokens(), [1] * 5 + [7, 8])
+    one.take([12])
+    assert np.array_equal(one.state_tokens(), [1] * 5 + [7, 8, 9, 10, 11])
+
+
+def test_what_is_forced_in_a_stream_goes_before_prompts_and_is_not_decoded() -> None:
+    prompt, stream, forced = sequence(40, 0), sequence(5, 5, 1), sequence(5, 6, 2)
+    forced.ahead = [7] * 9
+    todo = round_of([prompt, stream, forced])
+    assert (todo.prefill, todo.start, todo.stop) == (forced, 6, 16)
+    assert (todo.decode, todo.steps) == ((stream,), 1)
+    assert forced.tokens(3, 8).tolist() == [1, 1, 0, 0, 7]
+
+
+def test_what_is_forced_from_the_first_is_computed_with_the_prompt() -> None:
+    one = sequence(20, 0)
+    one.ahead = [7] * 9
+    assert (round_of([one]).start, round_of([one]).stop) == (0, 29)

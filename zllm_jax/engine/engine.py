@@ -19,6 +19,7 @@ from zllm_jax.engine.call import Call
 from zllm_jax.engine.ending import Ending
 from zllm_jax.engine.fences import FenceCompiler, Ready, thinking_of
 from zllm_jax.errors import InvalidRequest, ZllmError
+from zllm_jax.fence import ForcedRuns
 from zllm_jax.metrics import Metrics
 from zllm_jax.runtime import Watched
 from zllm_jax.scheduler import Job, Scheduler, clock
@@ -47,6 +48,7 @@ class Engine:
         template: ChatTemplate | None,
         warm: Callable[[Progress | None], None],
         fences: FenceCompiler | None = None,
+        forced: ForcedRuns | None = None,
         metrics: Metrics | None = None,
         on_close: Callable[[], None] = lambda: None,
         progress: Progress | None = None,
@@ -56,8 +58,9 @@ class Engine:
         self._template, self._scheduler, self._cache = template, scheduler, cache
         self._warm, self._on_close, self._progress = warm, on_close, progress
         self._metrics = metrics or cache.metrics
-        self._fences = fences
+        self._fences, self._forced = fences, forced
         self._thinking = thinking_of(tokenizer)
+        self._append_runs = config.forced_runs
         self._replay = None
         if tokenizer is not None and template is not None:
             self._replay = Replay(tokenizer, template, vocab_size=model_config.vocab_size)
@@ -108,6 +111,7 @@ class Engine:
             conversation=request.conversation,
             fence=None if fence is None else fence.followed,
             watch=self._watch(request, prompt),
+            forced=self._forced if self._append_runs else None,
             single_step=bool(request.stop),
             started=started,
             deadline=None if request.timeout_s is None else started + request.timeout_s,
@@ -164,6 +168,10 @@ class Engine:
     def stage_restores(self, on: bool) -> None:
         """Whether a restored group of layers computes before the others are there (`EngineConfig.staged_restore`)."""
         self._scheduler.call(lambda: setattr(self._cache, "staged", on))
+
+    def append_runs(self, on: bool) -> None:
+        """Whether later requests' forced runs are appended at once (`EngineConfig.forced_runs`)."""
+        self._append_runs = on
 
     def drop_page_cache(self) -> bool:
         """Ask the operating system to forget its copies of the snapshots; False where it cannot."""

@@ -5,16 +5,29 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
 from zllm_jax.dialect import Tokenizer
 from zllm_jax.errors import InvalidRequest
-from zllm_jax.fence import HostMatcher, HostVocabulary, TokenTables, Vocabulary, compile_fence, compile_tokens, lark
+from zllm_jax.fence import (
+    MIN_TOKENS,
+    ForcedRuns,
+    HostMatcher,
+    HostVocabulary,
+    TokenTables,
+    Vocabulary,
+    compile_fence,
+    compile_tokens,
+    lark,
+)
 from zllm_jax.runtime import Watched
 from zllm_jax.values import Fence
 
 _KEPT = 64  # grammars
+_ROWS_A_TOKEN = 8  # of a prefill, which cost as much as one token's decode step
+_BEGIN = "\n"  # the space that the tokenizer adds goes before it
 
 
 def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
@@ -30,6 +43,21 @@ def thinking_of(tokenizer: Tokenizer | None) -> Watched:
         return Watched()
     opens, closes = (tokenizer.encode(tag, add_bos=False) for tag in ("<think>", "</think>"))
     return Watched(opens[0], closes[0]) if len(opens) == len(closes) == 1 else Watched()
+
+
+def forced_runs_of(tokenizer: Tokenizer, vocabulary: Vocabulary, chunk_tokens: int) -> ForcedRuns:
+    """Forced texts as this tokenizer cuts them: as those of a prompt, or else with control tokens as text.
+
+    chunk_tokens: rows of the smallest prefill, whatever the length of a run: they must be worth it.
+    """
+    begin = _BEGIN if tokenizer.strips_space else ""
+    skipped = len(tokenizer.encode(begin, add_bos=False)) if begin else 0
+
+    def encode(text: str) -> Iterator[list[int]]:
+        for parse_special in (True, False):
+            yield tokenizer.encode(begin + text, add_bos=False, parse_special=parse_special)[skipped:]
+
+    return ForcedRuns(vocabulary, encode, min_tokens=max(MIN_TOKENS, chunk_tokens // _ROWS_A_TOKEN))
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ Knows grammars, machines over bytes and their masks over a vocabulary. Must not 
 
 from zllm_jax.fence.automaton import DEAD, ByteAutomaton, choices, decimal_number
 from zllm_jax.fence.device import FREE, FenceState, FenceTables, fence_advance, fence_mask, pack_positions
+from zllm_jax.fence.forced import MIN_TOKENS, ForcedRuns, forced_text, may_force
 from zllm_jax.fence.grammars import Compiled, compile_fence
 from zllm_jax.fence.guard import NO_TOKEN, LoopGuard, word_tokens
 from zllm_jax.fence.guard_device import (
@@ -28,6 +29,7 @@ __all__ = [
     "DEAD",
     "FREE",
     "MAX_DEPTH",
+    "MIN_TOKENS",
     "NO_TOKEN",
     "ByteAutomaton",
     "Compiled",
@@ -36,6 +38,7 @@ __all__ = [
     "FencePool",
     "FenceState",
     "FenceTables",
+    "ForcedRuns",
     "Frame",
     "GuardRows",
     "HostMachine",
@@ -57,9 +60,11 @@ __all__ = [
     "excluding_mask",
     "fence_advance",
     "fence_mask",
+    "forced_text",
     "guard_rows",
     "lark",
     "machine_of",
+    "may_force",
     "pack_bits",
     "pack_positions",
     "rows_advance",

@@ -31,6 +31,7 @@ class FenceTables:
 
     edges: ArrayLike  # i32[Q, 256]: the next state, or ~i for the i-th special edge
     accepting: ArrayLike  # bool[Q]
+    pauses: ArrayLike  # bool[Q]: a run may be forced here
     row: ArrayLike  # i32[Q], of masks and depends
     masks: ArrayLike  # u32[U, W]; bit i of word w: token 32w + i is legal
     depends: ArrayLike  # i32[U, 4]: where the tokens that the stack decides begin in `dependent`, how many they are;

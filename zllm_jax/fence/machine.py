@@ -19,6 +19,7 @@ from zllm_jax.fence.automaton import DEAD, ByteAutomaton
 
 MAX_DEPTH = 24  # frames above the outermost one
 USED_BITS = 64  # members of one frame that can be told apart
+SEVERAL, ASK = -1, -2  # in place of a state's only byte
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,13 @@ class Machine:
         state = hashlib.sha256(self.edges.tobytes() + self.accepting.tobytes())
         state.update(repr((self.start, self.special, self.returns)).encode())
         return state.hexdigest()
+
+    @cached_property
+    def lone_bytes(self) -> npt.NDArray[np.int16]:
+        """i16[Q]: the only byte that may follow; `SEVERAL` where more may, or none; `ASK` where the stack decides."""
+        plain, special = (self.edges > 0).sum(axis=1), (self.edges < 0).any(axis=1)
+        lone = np.where(plain == 1, (self.edges > 0).argmax(axis=1), SEVERAL)
+        return np.where(special & (plain <= 1), ASK, lone).astype(np.int16)
 
     @property
     def begin(self) -> Position:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from zllm_jax.errors import Overloaded, UnsupportedGrammar
 from zllm_jax.fence.automaton import DEAD
 from zllm_jax.fence.device import FREE, FenceTables, words
+from zllm_jax.fence.forced import may_force
 from zllm_jax.fence.machine import Condition, Edge, Machine
 from zllm_jax.fence.tables import TokenTables
 from zllm_jax.fence.vocabulary import Vocabulary, pack_bits
@@ -69,6 +70,7 @@ class FencePool:
         self._parts: dict[str, npt.NDArray[Any]] = {
             "edges": np.zeros((num_states, 256), np.int32),
             "accepting": np.zeros(num_states, np.bool_),
+            "pauses": np.zeros(num_states, np.bool_),
             "row": np.zeros(num_states, np.int32),
             "masks": np.zeros((num_states, num_words), np.uint32),
             "depends": np.zeros((num_states, 4), np.int32),
@@ -156,6 +158,7 @@ class FencePool:
             edges > 0, edges + moved, np.where(edges < 0, edges - spans["special"][0], DEAD)
         )
         parts["accepting"][states] = machine.accepting[1:]
+        parts["pauses"][states] = may_force(machine)[1:]
         parts["row"][states] = tables.row[1:] + spans["rows"][0]
         parts["masks"][rows] = tables.masks
         parts["depends"][rows, 0] = tables.depends[:-1] + spans["dependent"][0]

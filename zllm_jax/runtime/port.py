@@ -49,7 +49,7 @@ class Watched:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """A piece of one prompt: `tokens` stand at `start`. last: draw the first token of the output after it.
+    """A piece of one prompt, or of what follows it: `tokens` stand at `start`. last: draw the next token after it.
 
     fence: what that token must obey, on the device or as a host's matcher; None where it is free. watch: whether the
     loop guard sees it.
@@ -72,7 +72,8 @@ class Row:
     """A running sequence in a decode call: `token` is fed at `position`; at most `budget` tokens are drawn.
 
     fence: what they must obey, from where the output stands with `token`. One with a matcher draws one token a call,
-    and so do all rows beside it. watch: whether the loop guard sees them.
+    and so do all rows beside it. watch: whether the loop guard sees them. pauses: stop before the budget is used where
+    the fence may force a run, so that the caller can append it.
     """
 
     token: int
@@ -86,6 +87,7 @@ class Row:
     stop_ids: Sequence[int]
     fence: Fenced | HostMatcher | None = None
     watch: Watched | None = None
+    pauses: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

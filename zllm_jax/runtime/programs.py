@@ -199,6 +199,7 @@ def decode_inputs(rows: Sequence[Row], bucket: int, max_pages: int, num_steps: i
         steps=np.int32(num_steps),
         fence=_positions(padded),
         watch=_watch(padded),
+        pauses=np.array([row.pauses for row in padded], np.bool_),
     )
 
 

@@ -67,7 +67,8 @@ class DecodeInputs:
     """B rows, each with the token to feed and its position. A row with budget 0 is idle.
 
     tokens, positions, rings, slots, budget: i32[B]; table: i32[B, M]; stop_ids: i32[B, E], -1 where unused;
-    steps: i32, at most the compiled number of steps; fence: where each row's output stands; watch: for loops.
+    steps: i32, at most the compiled number of steps; fence: where each row's output stands; watch: for loops; pauses:
+    bool[B], rows that stop where their fence may force a run.
     """
 
     tokens: jax.Array
@@ -81,6 +82,7 @@ class DecodeInputs:
     steps: jax.Array
     fence: FenceState | None = None
     watch: loops.Watch | None = None
+    pauses: jax.Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -216,9 +218,10 @@ def decode(
 ) -> tuple[State, Decoded]:
     """Up to `inputs.steps` steps without leaving the device; stops early when every row has finished.
 
-    A row finishes after drawing one of its stop ids or when its budget is used. The last token that a row draws is
-    not fed: the state holds the rows of all tokens before it. Fences are followed from step to step; without `fences`
-    no row has one. words: bool[V], which tokens are words to the loop guard; without a guard in the state, unused.
+    A row finishes after drawing one of its stop ids, when its budget is used, or where it pauses. The last token that a
+    row draws is not fed: the state holds the rows of all tokens before it. Fences are followed from step to step;
+    without `fences` no row has one. words: bool[V], which tokens are words to the loop guard; without a guard in the
+    state, unused.
     """
     B = inputs.tokens.shape[0]
     empty = no_sample(B, cfg.vocab_size)
@@ -244,6 +247,8 @@ def decode(
         state = State(layers, _count(history, slots, sampled.ids, live, seen, words))
         out = jax.tree.map(lambda room, new: room.at[step].set(new), out, sampled)
         stopped = jnp.any(sampled.ids[:, None] == inputs.stop_ids, axis=1)
+        if fences is not None and inputs.pauses is not None:
+            stopped |= inputs.pauses & jnp.asarray(fences.pauses)[fence.state]
         fed = (jnp.where(live, sampled.ids, tokens), positions + live.astype(jnp.int32))
         return step + 1, state, fed, jnp.where(stopped, 0, left - live.astype(jnp.int32)), fence, watch, out
 

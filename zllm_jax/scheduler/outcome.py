@@ -40,6 +40,7 @@ def outcome_of(
             deadline_exceeded=finish == "deadline",
             saved_steps=saved,
             saved_bytes=saved * capacity.page_bytes // capacity.page_tokens,
+            forced_tokens=min(one.num_forced, generated),
             termination="fault" if status is Status.FAULTED else "ok",
             predicted_restore_s=_predicted(lease),
             near_miss=lease.near_miss if lease is not None else None,

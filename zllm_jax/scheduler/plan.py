@@ -14,7 +14,7 @@ from zllm_jax.scheduler.sequence import Sequence
 
 @dataclass(frozen=True)
 class Plan:
-    """One round: a chunk of `prefill`, tokens start .. stop of its prompt, then `steps` decode steps of `decode`.
+    """One round: a chunk of `prefill`, its tokens start .. stop, then `steps` decode steps of `decode`.
 
     Of the chunk, stages first_stage .. last_stage.
     """
@@ -43,17 +43,18 @@ def plan(
 ) -> Plan:
     """The next round, `running` in the order of their turns.
 
-    A stage of a prompt's first chunk can run once its restored rows are there. With requests `waiting` or a prompt
-    unfinished, decode goes one step at a time. stride: chunks end at its multiples, where states are kept (0: none).
+    A stage of a prompt's first chunk can run once its restored rows are there. What is forced in a running stream goes
+    before all prompts. With requests `waiting` or a chunk to come, decode goes one step at a time. stride: chunks end
+    at its multiples, where states are kept (0: none).
     """
-    unfinished = [one for one in running if one.prefilling]
+    unfinished = sorted((one for one in running if one.prefilling), key=lambda one: not one.drawn)
     decode = tuple(one for one in running if not one.prefilling and one.left > 0)
     single = waiting or bool(unfinished) or any(one.job.single_step for one in decode)
     steps = 1 if single else decode_steps
     for one in unfinished:
         ready = one.stages_ready(num_stages)
         if ready > one.stage:
-            left = one.prompt_tokens - one.computed
+            left = one.known_tokens - one.computed
             size = chunk_size(min(left, stride - one.computed % stride) if stride else left, chunk_sizes)
             return Plan(one, one.computed, one.computed + size, one.stage, ready, decode, steps)
     return Plan(None, 0, 0, 0, 0, decode, steps)

@@ -18,7 +18,7 @@ from zllm_jax.metrics import Metrics
 from zllm_jax.runtime import Backend, Chunk, Drawn
 from zllm_jax.scheduler.outcome import outcome_of
 from zllm_jax.scheduler.plan import Plan, plan
-from zllm_jax.scheduler.sequence import Job, Sequence, Ticket, clock, row_of, uses_history
+from zllm_jax.scheduler.sequence import Job, Sequence, Ticket, clock, row_of, takes_runs, uses_history
 from zllm_jax.scheduler.share import FairShare
 from zllm_jax.values import Status, Tier
 
@@ -214,7 +214,7 @@ class Scheduler:
             self._commit(one, [drawn])
         elif self._checkpoint_tokens and todo.stop % self._checkpoint_tokens == 0 and one.job.cache:
             assert one.lease is not None
-            self._cache.checkpoint(one.lease, one.job.prompt[: todo.stop])
+            self._cache.checkpoint(one.lease, one.tokens(0, todo.stop))
 
     def _commit(self, one: Sequence, out: list[Drawn]) -> None:
         """Deliver what was drawn and end the sequence where it ends."""
@@ -226,17 +226,17 @@ class Scheduler:
             for _ in out:
                 self._metrics.token_interval((now - one.latest) / len(out))
         one.latest = now
-        tokens = [drawn.token for drawn in out]
-        one.drawn += tokens
-        one.follow(tokens)
         self._share.serve(one.job.tenant, len(out))
-        one.ticket.put(out)
+        one.ticket.put([*map(Drawn, one.ahead), *out])
+        one.take([drawn.token for drawn in out])
         if one.drawn[-1] in one.job.stop_ids and (why := one.breaks_off):
             self._end(one, Status.FAULTED, "fault", keep=False, error=why)
         elif one.drawn[-1] in one.job.stop_ids:
             self._end(one, Status.COMPLETED, "eos")
         elif one.left == 0:
             self._end(one, Status.TRUNCATED, "max_tokens")
+        else:
+            one.look_ahead()
 
     def _measure(self, one: Sequence, now: float) -> None:
         """Rates at the first token, from all chunks: a device may still be busy with the earlier ones when it is handed
@@ -246,7 +246,7 @@ class Scheduler:
         lease, rates = one.lease, self._cache.rates
         assert lease is not None
         assert one.admitted is not None
-        seconds, computed = now - one.admitted, (lease.cached_tokens, one.prompt_tokens)
+        seconds, computed = now - one.admitted, (lease.cached_tokens, one.computed)
         if lease.tier is not Tier.DISK:
             rates.prefilled(*computed, seconds)
             return
@@ -283,6 +283,9 @@ class Scheduler:
             return False
         one.lease, one.slot, one.computed = lease, self._slots.pop(), lease.cached_tokens
         one.admitted = admitted
+        one.forced = job.forced if takes_runs(job, truncatable=self._capacity.truncatable) else None
+        if not one.ahead:
+            one.look_ahead()
         with self._changed:
             self._waiting.remove(one)
             self._running.append(one)
@@ -390,14 +393,14 @@ class Scheduler:
 def _chunk(one: Sequence, start: int, stop: int) -> Chunk:
     assert one.lease is not None
     return Chunk(
-        tokens=one.job.prompt[start:stop].tolist(),
+        tokens=one.tokens(start, stop).tolist(),
         start=start,
         pages=one.lease.pages,
         ring=one.lease.ring,
         slot=one.slot,
         sampling=one.job.sampling,
         seed=one.job.seed,
-        last=stop == one.prompt_tokens,
+        last=stop == one.known_tokens,
         fence=one.fenced,
         watch=one.watch,
     )

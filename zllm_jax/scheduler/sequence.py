@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from zllm_jax.cache import Lease
-from zllm_jax.fence import HostMatcher, Place, Position, TokenTables
+from zllm_jax.fence import ForcedRuns, HostMatcher, Place, Position, TokenTables
 from zllm_jax.runtime import Drawn, Fenced, Row, Watched
 from zllm_jax.values import Sampling, Status, Telemetry, Tier, Timing, Usage
 
@@ -29,8 +29,9 @@ class Job:
 
     prompt: i32[S]. stop_ids: ids that end the output. single_step: decode one step a call, for a caller that may
     stop at any token of a state that cannot be truncated. fence: what the output must obey: tables for the device, or
-    a matcher at the beginning of the text. watch: the loop guard sees it; `inside` as the prompt ends. deadline: on
-    `clock`, or None. The tenant, the priority and the conversation are those of `values.Request`.
+    a matcher at the beginning of the text. forced: appends what it leaves no choice about; None: that is drawn as all
+    the rest. watch: the loop guard sees it; `inside` as the prompt ends. deadline: on `clock`, or None. The tenant, the
+    priority and the conversation are those of `values.Request`.
     """
 
     request_id: str
@@ -45,6 +46,7 @@ class Job:
     conversation: str | None = None
     fence: TokenTables | HostMatcher | None = None
     watch: Watched | None = None
+    forced: ForcedRuns | None = None
     single_step: bool = False
     started: float = field(default_factory=clock)
     deadline: float | None = None
@@ -136,13 +138,16 @@ class Sequence:
     submitted: float = field(default_factory=clock)
     slot: int = -1
     lease: Lease | None = None
-    computed: int = 0  # prompt tokens whose rows are in the state
+    computed: int = 0  # tokens whose rows are in the state
     stage: int = 0  # of the chunk under way, stages computed
     carry: Any = None  # what they left for the next
     missed: str | None = None  # why a snapshot could not be restored
     drawn: list[int] = field(default_factory=list)
+    ahead: list[int] = field(default_factory=list)  # forced behind those, and not yet computed
+    num_forced: int = 0  # of those drawn
     place: Place | None = None  # of the fence, on the device
-    at: Position | HostMatcher | None = None  # how far the output has come in it
+    forced: ForcedRuns | None = None  # the job's, where it can have runs
+    at: Position | HostMatcher | None = None  # how far the output has come in it, with what is ahead
     watch: Watched | None = field(init=False)  # the job's, `inside` where the output stands
     admitted: float | None = None
     restored: float | None = None
@@ -158,7 +163,18 @@ class Sequence:
 
     @property
     def prefilling(self) -> bool:
-        return self.computed < self.prompt_tokens
+        return self.computed < self.prompt_tokens or bool(self.ahead)
+
+    @property
+    def known_tokens(self) -> int:
+        """How many tokens there are to feed before the next one is drawn."""
+        return self.prompt_tokens + len(self.drawn) + len(self.ahead)
+
+    def tokens(self, start: int, stop: int) -> np.ndarray:
+        """i32[stop - start]: of prompt and output."""
+        after = np.array([*self.drawn, *self.ahead], np.int32)
+        first = max(0, start - self.prompt_tokens)
+        return np.concatenate([self.job.prompt[start:stop], after[first : max(0, stop - self.prompt_tokens)]])
 
     @property
     def left(self) -> int:
@@ -182,6 +198,22 @@ class Sequence:
             for token in tokens:
                 self.at = fence.machine.run(fence.vocabulary.tokens[token], self.at)
 
+    def look_ahead(self) -> None:
+        """Append the run that the fence forces here, all but the last token of the budget, which is drawn."""
+        fence = self.job.fence
+        if self.forced is None or not isinstance(fence, TokenTables) or not isinstance(self.at, Position):
+            return
+        self.ahead = self.forced.after(fence, self.at, self.drawn)[: self.left - 1]
+        self.follow(self.ahead)
+
+    def take(self, tokens: list[int]) -> None:
+        """These were drawn, after what was ahead."""
+        self.num_forced += len(self.ahead)
+        self.drawn += [*self.ahead, *tokens]
+        self.ahead = []
+        self.computed = self.known_tokens - 1
+        self.follow(tokens)
+
     @property
     def breaks_off(self) -> str:
         """Why the output may not end where it stands; empty where it may."""
@@ -198,10 +230,8 @@ class Sequence:
         return num_stages if restoring is None else restoring.stages_ready
 
     def state_tokens(self) -> np.ndarray:
-        """The tokens whose rows the state holds: all but the last drawn one, which was never fed."""
-        if self.prefilling:
-            return self.job.prompt[: self.computed]
-        return np.concatenate([self.job.prompt, np.array(self.drawn[:-1], np.int32)])
+        """The tokens whose rows the state holds: never the last drawn one, which was not fed."""
+        return self.tokens(0, self.computed)
 
     def timing(self, ended: float) -> Timing:
         """The instants as durations. A part that was not reached is 0, and the last one reached takes the rest."""
@@ -229,7 +259,7 @@ def row_of(one: Sequence) -> Row:
     assert one.lease is not None
     return Row(
         token=one.drawn[-1],
-        position=one.prompt_tokens + len(one.drawn) - 1,
+        position=one.computed,
         pages=one.lease.pages,
         ring=one.lease.ring,
         slot=one.slot,
@@ -239,7 +269,15 @@ def row_of(one: Sequence) -> Row:
         stop_ids=one.job.stop_ids,
         fence=one.fenced,
         watch=one.watch,
+        pauses=one.forced is not None,
     )
+
+
+def takes_runs(job: Job, *, truncatable: bool) -> bool:
+    """Whether tokens may be appended unseen: nobody wants their log-probabilities, no penalty counts them on the
+    device, and the caller does not stop in their midst where the state could not be cut.
+    """
+    return job.sampling.logprobs is None and not uses_history(job) and (truncatable or not job.single_step)
 
 
 def uses_history(job: Job) -> bool:
