@@ -13,11 +13,12 @@ from tests.fence.schema import randomly
 from zllm_jax.dialect.chatml_json import CHATML_LAYOUT
 from zllm_jax.dialect.dsml import dsml_layout
 from zllm_jax.dialect.glm_xml import glm_layout
-from zllm_jax.dialect.tool_fence import Named, call_machine
+from zllm_jax.dialect.tool_fence import call_machine
 from zllm_jax.dialect.tool_parser import ToolParser
 from zllm_jax.dialect.tools import Layout, ToolCall, render_calls, tools_of
 from zllm_jax.errors import InvalidRequest, UnsupportedGrammar
 from zllm_jax.fence import Machine
+from zllm_jax.values import NamedTool
 
 LAYOUTS = {
     "dsml": dsml_layout(),
@@ -89,7 +90,7 @@ def test_choices(layout: Layout) -> None:
     assert [one.accepts(text) for one in (free, none, must)] == [True, True, False]
     assert [one.accepts(text + call) for one in (free, none, must)] == [True, False, False]
     assert must.accepts(call)
-    named = call_machine(layout, TOOLS, Named("get"))
+    named = call_machine(layout, TOOLS, NamedTool("get"))
     assert named.accepts(written(layout, GOOD[3]))
     assert not named.accepts(call)
     single = call_machine(layout, TOOLS, "required", parallel=False)
@@ -103,6 +104,22 @@ def test_markup_in_the_reasoning_is_text(layout: Layout) -> None:
     close = layout.think_close.strip().encode()
     assert machine.accepts(b"I could write " + written(layout, BAD[4]) + close + written(layout, GOOD[0]))
     assert not machine.accepts(b"I will" + written(layout, GOOD[0]))
+
+
+@layouts
+def test_a_turn_may_begin_with_reasoning_or_not(layout: Layout) -> None:
+    call, think = written(layout, GOOD[0]), layout.think_open.encode() + b"I could write "
+    close = layout.think_close.strip().encode()
+    for choice in ("auto", "required"):
+        machine = call_machine(layout, TOOLS, choice, thinking=None)  # type: ignore[arg-type]
+        assert machine.accepts(call)
+        assert machine.accepts(think + written(layout, BAD[4]) + close + call)
+        assert not machine.accepts(think + close + written(layout, BAD[4]))
+        assert not machine.accepts(written(layout, BAD[4]))
+    free = call_machine(layout, TOOLS, "auto", thinking=None)
+    assert free.accepts(b" \n" + think + close + b"Done <think>.")
+    assert not free.accepts(think)
+    assert not free.accepts(b"So: " + think + written(layout, BAD[4]) + close)  # too late for reasoning
 
 
 @layouts
@@ -146,7 +163,7 @@ def test_the_parser_reads_every_legal_turn(layout: Layout) -> None:
 
 def test_a_tool_that_was_not_offered_cannot_be_required() -> None:
     with pytest.raises(InvalidRequest, match="'get_time' must be called, but is not among the tools"):
-        call_machine(CHATML_LAYOUT, TOOLS, Named("get_time"))
+        call_machine(CHATML_LAYOUT, TOOLS, NamedTool("get_time"))
     with pytest.raises(InvalidRequest, match="a tool must be called"):
         call_machine(CHATML_LAYOUT, (), "required")
 
@@ -165,5 +182,5 @@ def test_twenty_optional_parameters_cost_few_states(layout: Layout) -> None:
     properties = {f"p{i}": {"type": kinds[i % 4]} for i in range(20)}
     parameters = {"type": "object", "properties": properties, "additionalProperties": False}
     tools = tools_of([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
-    machine = call_machine(layout, tools, Named("f"), parallel=False)
+    machine = call_machine(layout, tools, NamedTool("f"), parallel=False)
     assert machine.num_states < 200 + sum(len(text.encode()) for text in layout.literals()) // 2

@@ -191,11 +191,12 @@ class ToolParser:
     # reasoning and text
 
     def _start(self) -> Iterator[Event] | None:
-        begins = self._begins(self._layout.think_open.strip())
-        if begins is None:
+        literal, rest = self._layout.think_open.strip(), self._buffer.lstrip(" \t\r\n")
+        if not rest.startswith(literal) and literal.startswith(rest) and not self._ended:
             return None
+        begins = rest.startswith(literal)
         if begins:
-            self._eat(re.escape(self._layout.think_open.strip()))
+            self._take(len(self._buffer) - len(rest) + len(literal))
         self._state = "thinking" if begins else "text"
         return iter(())
 

@@ -11,18 +11,10 @@ from typing import Any, Literal
 
 from zllm_jax.dialect.tokenizer import Tokenizer
 from zllm_jax.errors import BadTokenizer, InvalidRequest
+from zllm_jax.values import ToolCall
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]*")
 Kind = Literal["string", "json", "either"]
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A call. arguments: parameters in the order given, or the client's own text where that is no JSON object."""
-
-    id: str
-    name: str
-    arguments: Mapping[str, Any] | str
 
 
 @dataclass(frozen=True)
