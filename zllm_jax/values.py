@@ -351,6 +351,7 @@ class Telemetry:
     stop_text: str | None = None
     fence_relaxed: tuple[str, ...] = ()  # what `Fence.relax` left out of the schema, as "path: reason"
     tool_dialect: str | None = None  # in which the output was read, where tools were on offer
+    malformed_calls: tuple[str, ...] = ()  # "reason: text" of what began as a call and is none; never so where fenced
 
 
 @dataclass(frozen=True, kw_only=True)

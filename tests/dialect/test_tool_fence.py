@@ -15,10 +15,10 @@ from zllm_jax.dialect.dsml import dsml_layout
 from zllm_jax.dialect.glm_xml import glm_layout
 from zllm_jax.dialect.tool_fence import call_machine
 from zllm_jax.dialect.tool_parser import ToolParser
-from zllm_jax.dialect.tools import Layout, ToolCall, render_calls, tools_of
+from zllm_jax.dialect.tools import Layout, render_calls, tools_of
 from zllm_jax.errors import InvalidRequest, UnsupportedGrammar
 from zllm_jax.fence import Machine
-from zllm_jax.values import NamedTool
+from zllm_jax.values import NamedTool, ToolCall
 
 LAYOUTS = {
     "dsml": dsml_layout(),

@@ -26,8 +26,8 @@ def call_machine(
     """The machine of a turn.
 
     choice: "auto" is free text until a call opens; "none" is text in which none can; "required" is at least one call
-    and nothing else; `NamedTool` likewise, of one tool. parallel: whether a second call may follow. thinking: True for a
-    turn that begins inside the reasoning, in which markup is text; None for one that may begin with it.
+    and nothing else; `NamedTool` likewise, of one tool. parallel: whether a second call may follow. thinking: True for
+    a turn that begins inside the reasoning, in which markup is text; None for one that may begin with it.
 
     A call's fixed text, its name and its parameters' names are forced; each parameter comes at most once, and the end
     of a call only after those that are required. Parameters that a tool doesn't list are not written. Raises

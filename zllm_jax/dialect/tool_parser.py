@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from zllm_jax.dialect.json_scan import JsonScan
-from zllm_jax.dialect.tools import TOOL_NAME, Layout, ToolCall, ToolSpec, call_id, canonical_json
+from zllm_jax.dialect.tools import TOOL_NAME, Layout, ToolSpec, call_id, canonical_json
+from zllm_jax.values import ToolCall
 
 
 @dataclass(frozen=True)

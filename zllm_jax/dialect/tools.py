@@ -134,15 +134,27 @@ def tools_of(wire: Iterable[Mapping[str, Any]]) -> tuple[ToolSpec, ...]:
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise InvalidRequest(f"tools[{number}] must have a function with a name", param=f"tools[{number}]")
         parameters, description = function.get("parameters") or {}, function.get("description") or ""
+        if not TOOL_NAME.fullmatch(function["name"]):
+            raise InvalidRequest(
+                f"{function['name']!r} is no name of a tool: letters, digits and _ . : / - only",
+                param=f"tools[{number}]",
+            )
+        if not isinstance(parameters, Mapping):
+            raise InvalidRequest(f"parameters of {function['name']} must be a JSON Schema", param=f"tools[{number}]")
         made.append(ToolSpec(function["name"], description, parameters, tool))
     return tuple(made)
 
 
 def calls_in(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
-    """The calls of an assistant message; arguments given as text are read where they are a JSON object."""
+    """The calls of an assistant message; arguments given as text are read where they are a JSON object.
+
+    Raises `InvalidRequest` for one that names no function.
+    """
     made = []
-    for call in message.get("tool_calls") or ():
-        function = call["function"]
+    for number, call in enumerate(message.get("tool_calls") or ()):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise InvalidRequest(f"tool_calls[{number}] must have a function with a name", param="messages")
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str):
             arguments = _object(arguments)
@@ -150,13 +162,21 @@ def calls_in(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
     return tuple(made)
 
 
-def check_fits(layout: Layout, tokenizer: Tokenizer) -> None:
-    """Whether every literal survives `tokenizer`, and the special ones are one token. Raises `BadTokenizer`."""
+def check_survives(layout: Layout, tokenizer: Tokenizer) -> None:
+    """Whether every literal comes back from `tokenizer` as it was. Raises `BadTokenizer`."""
     for literal in layout.literals():
         ids = tokenizer.encode(literal, add_bos=False)
         back = b"".join(tokenizer.token_bytes(token) for token in ids).decode("utf-8", "replace")
         if back != literal:
             raise BadTokenizer(f"{layout.name} does not fit this tokenizer: {literal!r} comes back as {back!r}")
+
+
+def check_fits(layout: Layout, tokenizer: Tokenizer) -> None:
+    """Whether `tokenizer` is of a model that was trained on a layout: its special literals are one token each, too.
+
+    Raises `BadTokenizer`.
+    """
+    check_survives(layout, tokenizer)
     for literal in layout.special:
         ids = tokenizer.encode(literal, add_bos=False)
         if len(ids) != 1:
