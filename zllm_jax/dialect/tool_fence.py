@@ -91,8 +91,7 @@ class _Turn:
         try:
             if layout.typed == "json":
                 closing = self._forced([Branch(layout.call_close.encode(), after)])
-                parameters = {"type": "object", **tool.parameters}
-                return Branch(opening.encode(), self._structure.json(parameters, closing))
+                return Branch(opening.encode(), self._structure.json(_closed(tool.parameters), closing))
             return self._parameters(tool, opening, after)
         except UnsupportedGrammar as error:
             raise UnsupportedGrammar(f"the tool {tool.name}: {error.reason}", where=error.where) from None
@@ -143,6 +142,14 @@ class _Turn:
 
 
 _LINE = b"\n"
+# Keywords by which names may come that `properties` doesn't list.
+_NAMING = ("$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas", "patternProperties")
+
+
+def _closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of all arguments, without unlisted ones where nothing but `properties` says which there are."""
+    listed = parameters.keys().isdisjoint(_NAMING)
+    return {"type": "object", **({"additionalProperties": False} if listed else {}), **parameters}
 
 
 def _alone(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
