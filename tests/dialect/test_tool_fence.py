@@ -9,7 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from tests.dialect.tool_sets import SETS, example
 from tests.fence.schema import randomly
+from zllm_jax.config import EngineConfig
 from zllm_jax.dialect.chatml_json import CHATML_LAYOUT
 from zllm_jax.dialect.dsml import dsml_layout
 from zllm_jax.dialect.glm_xml import glm_layout
@@ -184,3 +186,34 @@ def test_twenty_optional_parameters_cost_few_states(layout: Layout) -> None:
     tools = tools_of([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
     machine = call_machine(layout, tools, NamedTool("f"), parallel=False)
     assert machine.num_states < 200 + sum(len(text.encode()) for text in layout.literals()) // 2
+
+
+def check_tools(layout: Layout, name: str) -> None:
+    """A set compiles within the default table; what the renderer writes for it is legal and comes back."""
+    tools = tools_of(SETS[name])
+    machine = call_machine(layout, tools, "auto")
+    assert machine.num_states <= EngineConfig().fence_states - 2
+    calls = [
+        ToolCall("", tool.name, example(dict(tool.parameters), full=full)) for tool in tools for full in (True, False)
+    ]
+    for call, tool in zip(calls, (one for one in tools for _ in range(2)), strict=True):
+        jsonschema.validate(call.arguments, tool.parameters)
+        assert machine.accepts(written(layout, call)), (call, SETS[name])
+    assert machine.accepts(b"Yes." + written(layout, *calls))
+    parser = ToolParser(layout, tools, thinking=False)
+    parser.feed(written(layout, *calls).decode())
+    parser.close()
+    assert [(call.name, call.arguments) for call in parser.turn().calls] == [(one.name, one.arguments) for one in calls]
+
+
+def test_realistic_tools_compile_and_their_calls_are_legal() -> None:
+    assert len(SETS) == 30
+    for number, name in enumerate(SETS):
+        check_tools(list(LAYOUTS.values())[number % len(LAYOUTS)], name)
+
+
+@pytest.mark.slow
+@layouts
+def test_realistic_tools_in_every_layout(layout: Layout) -> None:
+    for name in SETS:
+        check_tools(layout, name)
