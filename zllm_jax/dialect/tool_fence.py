@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zllm_jax.dialect.tools import Layout, ToolSpec
+from zllm_jax.dialect.tools import Layout, ToolSpec, parameter_schema
 from zllm_jax.errors import InvalidRequest, UnsupportedGrammar
-from zllm_jax.fence import DEAD, Condition, Machine
+from zllm_jax.fence import DEAD, ByteAutomaton, Condition, Machine, regular
 from zllm_jax.fence.machine import USED_BITS
-from zllm_jax.fence.schema import inhabited, text_language
+from zllm_jax.fence.schema import inhabited, json_schema, text_language
 from zllm_jax.fence.structure import Branch, Structure
 from zllm_jax.values import NamedTool, ToolChoice
 
@@ -126,22 +125,45 @@ class _Turn:
 
         Once its name has ended, parameters of equal types go on in the same states.
         """
-        layout, structure = self._layout, self._structure
-        schema = _alone(tool.parameters, name)
-        texts, others = text_language(schema), {"allOf": [schema, {"not": {"type": "string"}}]}
-        ends: list[tuple[str, int]] = []
-        if as_json := inhabited(others):
-            ends.append((layout.key_end_json[1:], structure.json(others, closing)))
-        if texts is not None and (layout.typed == "attribute" or not as_json):
-            ends.append((layout.key_end_string[1:], structure.text(texts, layout.param_close.encode(), after)))
+        layout = self._layout
+        schema = parameter_schema(tool.parameters, name)
+        if layout.typed == "schema":
+            ends = [(layout.key_end_json[1:], self._untyped(schema, after, closing))]
+        else:
+            texts, others = text_language(schema), {"allOf": [schema, {"not": {"type": "string"}}]}
+            ends = [(layout.key_end_json[1:], self._structure.json(others, closing))] if inhabited(others) else []
+            if texts is not None:
+                ends.append((layout.key_end_string[1:], self._text(texts, after)))
         key = tuple(ends)
         if key not in self._types:
             self._types[key] = self._forced([Branch(text.encode(), value) for text, value in ends])
         opening = name + layout.key_end_json[0]
         return Branch(opening.encode(), self._types[key], Condition(some_clear=bit), bit)
 
+    def _untyped(self, schema: dict[str, Any], after: int, closing: int) -> int:
+        """A value of which nothing but its text says whether it is JSON: what reads as JSON is no text."""
+        texts, others = text_language(schema), {"allOf": [schema, {"not": {"type": "string"}}]}
+        if texts is None:
+            return self._structure.json(others, closing)
+        if not inhabited(others):
+            return self._text(texts, after)
+        scalars, composites = ({"allOf": [schema, kind]} for kind in (_SCALARS, _COMPOSITES))
+        texts = regular.difference(texts, regular.fullmatch_regex(_READ_AS_JSON))
+        if inhabited(scalars):
+            texts = regular.union(texts, _scalars(scalars))
+        text = self._text(texts, after)
+        return (
+            self._structure.either(text, self._structure.json(composites, closing)) if inhabited(composites) else text
+        )
+
+    def _text(self, texts: ByteAutomaton, after: int) -> int:
+        return self._structure.text(texts, self._layout.param_close.encode(), after)
+
 
 _LINE = b"\n"
+_SCALARS, _COMPOSITES = {"type": ["number", "boolean", "null"]}, {"type": ["array", "object"]}
+# What a parser that looks for JSON first would not take as a text; and more, as JSON's brackets are not regular.
+_READ_AS_JSON = r"\s*([\[{][\s\S]*|(-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|true|false|null)\s*)"
 # Keywords by which names may come that `properties` doesn't list.
 _NAMING = ("$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas", "patternProperties")
 
@@ -152,14 +174,9 @@ def _closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "object", **({"additionalProperties": False} if listed else {}), **parameters}
 
 
-def _alone(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The schema of one parameter, its references still those of the whole."""
-    alone = parameters["properties"][name]
-    if "$ref" not in json.dumps(alone):
-        return {"allOf": [alone]}
-    whole = {"$id": "urn:schema:parameters", **parameters}
-    step = name.replace("~", "~0").replace("/", "~1").replace("%", "%25")
-    return {"$ref": f"urn:schema:parameters#/properties/{step}", "$defs": {"parameters": whole}}
+def _scalars(schema: dict[str, Any]) -> ByteAutomaton:
+    machine = json_schema(schema).machine
+    return ByteAutomaton(machine.edges, machine.accepting, machine.start)
 
 
 def _behind(text: str, branches: Sequence[Branch]) -> list[Branch]:

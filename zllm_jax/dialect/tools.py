@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from zllm_jax.dialect.tokenizer import Tokenizer
-from zllm_jax.errors import BadTokenizer, InvalidRequest
+from zllm_jax.errors import BadTokenizer, InvalidRequest, UnsupportedGrammar
+from zllm_jax.fence.schema import inhabited, text_language
 from zllm_jax.values import ToolCall
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]*")
@@ -25,12 +26,16 @@ class ToolSpec:
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     wire: Mapping[str, Any] = field(default_factory=dict)
+    _kinds: dict[str, Kind] = field(default_factory=dict, compare=False, repr=False)
 
     def kind(self, parameter: str) -> Kind:
         """Whether the schema lets `parameter` be a string only, anything but a string, or either."""
         properties = self.parameters.get("properties")
-        schema = properties.get(parameter) if isinstance(properties, Mapping) else None
-        return _kind(schema) if isinstance(schema, Mapping) else "either"
+        if not isinstance(properties, Mapping) or parameter not in properties:
+            return "either"
+        if parameter not in self._kinds:
+            self._kinds[parameter] = _kind(parameter_schema(self.parameters, parameter))
+        return self._kinds[parameter]
 
 
 @dataclass(frozen=True)
@@ -191,17 +196,19 @@ def _object(text: str) -> Mapping[str, Any] | str:
     return value if isinstance(value, dict) else text
 
 
-def _kind(schema: Mapping[str, Any]) -> Kind:
-    for keyword in ("anyOf", "oneOf"):
-        if branches := schema.get(keyword):
-            kinds = {_kind(branch) if isinstance(branch, Mapping) else "either" for branch in branches}
-            return kinds.pop() if len(kinds) == 1 else "either"
-    if "const" in schema or "enum" in schema:
-        values = schema["enum"] if "enum" in schema else [schema["const"]]
-        strings = {isinstance(value, str) for value in values}
-        return "either" if len(strings) != 1 else "string" if strings.pop() else "json"
-    types = schema.get("type")
-    types = {types} if isinstance(types, str) else set(types or ())
-    return (
-        "either" if not types or ("string" in types and len(types) > 1) else "string" if types == {"string"} else "json"
-    )
+def parameter_schema(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The schema of one listed parameter, its references still those of the whole."""
+    alone = parameters["properties"][name]
+    if "$ref" not in json.dumps(alone):
+        return {"allOf": [alone]}
+    whole = {"$id": "urn:schema:parameters", **parameters}
+    step = name.replace("~", "~0").replace("/", "~1").replace("%", "%25")
+    return {"$ref": f"urn:schema:parameters#/properties/{step}", "$defs": {"parameters": whole}}
+
+
+def _kind(schema: dict[str, Any]) -> Kind:
+    try:
+        others = inhabited({"allOf": [schema, {"not": {"type": "string"}}]})
+        return "json" if text_language(schema) is None else "either" if others else "string"
+    except UnsupportedGrammar:
+        return "either"

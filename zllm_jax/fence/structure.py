@@ -156,6 +156,13 @@ class Structure:
             self._builder.edges(nodes[seen, where, begun], row)
         return nodes[begin]
 
+    def either(self, one: int, other: int) -> int:
+        """A state that goes on as both do. Raises `ValueError` where they differ in what follows a byte."""
+        state = self.state()
+        self._builder.copy_edges(one, state)
+        self._builder.copy_edges(other, state)
+        return state
+
     def machine(self, start: int) -> Machine:
         """The machine of all pieces that can be reached from `start`."""
         self._writer.finish()
