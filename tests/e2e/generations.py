@@ -29,7 +29,12 @@ FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 TRAINED_ON = ("dsml", "glm-4.7", "chatml")
 CHOICES = ("auto", "required", "named", "none")
 CONFIG = EngineConfig(
-    max_seq_tokens=2048, disk_cache=False, decode_buckets=(8,), prefill_buckets=(256,), fence_states=8192
+    max_seq_tokens=2048,
+    device_cache_bytes=512 << 20,
+    disk_cache=False,
+    decode_buckets=(8,),
+    prefill_buckets=(256,),
+    fence_states=8192,
 )
 
 
