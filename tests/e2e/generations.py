@@ -48,14 +48,21 @@ class Case:
 
 
 def cases(count: int, *, max_tokens: int) -> list[Case]:
-    """A third under the 50 schemas, two thirds under the 30 sets of tools, in all dialects and with all choices."""
-    schemas = corpus.schemas(50, seed=3)
-    made = [schema_case(schemas[i % 50], seed=i, max_tokens=max_tokens) for i in range(count // 3)]
-    names = list(SETS)
-    for i in range(count - len(made)):
-        number, turn = i % 30, i // 30
+    """A third under the 50 schemas, two thirds under the 30 sets of tools, in all dialects and with all choices, mixed.
+
+    300 of them have each schema twice, and each set of tools twice or more in each dialect.
+    """
+    schemas, names = corpus.schemas(50, seed=3), list(SETS)
+    made = []
+    for i in range(count):
+        number = i // 3
+        if i % 3 == 0:
+            made.append(schema_case(schemas[number % 50], seed=i, max_tokens=max_tokens))
+            continue
+        number = 2 * number + i % 3 - 1
+        turn = number // 30
         dialect, choice = TRAINED_ON[turn % 3], CHOICES[(number + turn) % 4]
-        made.append(tool_case(names[number], dialect, choice, seed=i, max_tokens=max_tokens))
+        made.append(tool_case(names[number % 30], dialect, choice, seed=i, max_tokens=max_tokens))
     return made
 
 
@@ -168,8 +175,8 @@ def main() -> None:
     all_cases = cases(args.cases, max_tokens=args.max_tokens)
     whole, cut, wrong = Counter[str](), Counter[str](), Counter[str]()
     with Engine.from_pretrained(Path(pull("smollm2-135m")), config) as engine:
-        for start in range(0, len(all_cases), 100):
-            some = all_cases[start : start + 100]
+        for start in range(0, len(all_cases), 50):
+            some = all_cases[start : start + 50]
             requests = [unfenced(one.request) if args.off else one.request for one in some]
             for case, envelope in zip(some, answers(engine, requests), strict=True):
                 if said := complaint(case, envelope, raw_text(engine, envelope)):
@@ -178,7 +185,8 @@ def main() -> None:
                         print(f"{case.kind}: {said}: {raw_text(engine, envelope)!r}")
                 else:
                     (whole if envelope.status is Status.COMPLETED else cut)[case.kind] += 1
-            print(f"{start + len(some)} of {len(all_cases)} done", flush=True)
+            figures = f"{whole.total()} valid, {cut.total()} cut, {wrong.total()} wrong"
+            print(f"{start + len(some)} of {len(all_cases)}: {figures}", flush=True)
     for kind in ("schema", *CHOICES):
         print(f"{kind:9} {whole[kind]:4} valid {cut[kind]:4} cut by max_tokens {wrong[kind]:4} wrong")
     print(f"{'all':9} {whole.total():4} valid {cut.total():4} cut by max_tokens {wrong.total():4} wrong")
