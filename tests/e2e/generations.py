@@ -87,7 +87,7 @@ def tool_case(name: str, dialect: str, choice: str, *, seed: int, max_tokens: in
         sampling=Sampling(temperature=1.0, seed=seed),
         tools=tuple(tools),
         tool_choice=demanded,
-        parallel_tool_calls=seed % 3 > 0,
+        parallel_tool_calls=seed % 5 > 1,
         tool_dialect=dialect,
     )
     return Case(choice, request)
