@@ -15,7 +15,7 @@ from zllm_jax import engine as engine_
 from zllm_jax.cache import POLICIES, PrefixCache, SnapshotStore
 from zllm_jax.checkpoint import Checkpoint, open_checkpoint, resolve
 from zllm_jax.config import EngineConfig, ModelConfig, zllm_home
-from zllm_jax.dialect import ChatTemplate, Tokenizer, load_tokenizer
+from zllm_jax.dialect import ChatTemplate, Tokenizer, load_tokenizer, markup_ids
 from zllm_jax.engine import Progress
 from zllm_jax.engine.fences import FenceCompiler, forced_runs_of, vocabulary_of
 from zllm_jax.errors import ConfigError, StoreUnavailable
@@ -61,7 +61,10 @@ class Engine(engine_.Engine):
             keep_compilations(zllm_home() / "compilations")
         tokenizer = load_tokenizer(checkpoint.tokenizer) if checkpoint.tokenizer is not None else None
         store = open_store(checkpoint, cfg, config, tokenizer) if config.disk_cache else None
-        vocabulary = vocabulary_of(tokenizer, cfg.vocab_size) if tokenizer is not None and config.fence_states else None
+        vocabulary, markup = None, frozenset[int]()
+        if tokenizer is not None and config.fence_states:
+            markup = markup_ids(tokenizer)
+            vocabulary = vocabulary_of(tokenizer, cfg.vocab_size, markup)
         pool = FencePool(vocabulary, config.fence_states) if vocabulary is not None else None
         runner = open_runner(checkpoint, cfg, shape, config, progress, pool)
         cache = PrefixCache(
@@ -87,7 +90,7 @@ class Engine(engine_.Engine):
             tokenizer=tokenizer,
             template=chat_template(checkpoint, tokenizer),
             warm=runner.warmup,
-            fences=FenceCompiler(vocabulary, config.fence_states) if vocabulary is not None else None,
+            fences=FenceCompiler(vocabulary, config.fence_states, markup) if vocabulary is not None else None,
             forced=None
             if tokenizer is None or vocabulary is None
             else forced_runs_of(tokenizer, vocabulary, config.prefill_buckets[0]),

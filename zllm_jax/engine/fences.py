@@ -1,26 +1,29 @@
-"""Fences of requests -> tables for the device, each compiled once."""
+"""What requests demand of their output -> tables for the device, each compiled once."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
-from zllm_jax.dialect import Tokenizer
+from zllm_jax.dialect import Spoken, Tokenizer, call_machine, tools_of
 from zllm_jax.errors import InvalidRequest
-from zllm_jax.fence import MIN_TOKENS, ForcedRuns, TokenTables, Vocabulary, compile_fence, compile_tokens
-from zllm_jax.values import Fence
+from zllm_jax.fence import MIN_TOKENS, Compiled, ForcedRuns, TokenTables, Vocabulary, compile_fence, compile_tokens
+from zllm_jax.values import Fence, Request
 
 _KEPT = 64  # grammars
 _ROWS_A_TOKEN = 8  # of a prefill, which cost as much as one token's decode step
 _BEGIN = "\n"  # the space that the tokenizer adds goes before it
 
 
-def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
-    """The tokens that text is made of; control tokens and ids beyond the tokenizer's match none."""
-    silent = tokenizer.special_ids | set(tokenizer.eos_ids)
+def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, shown: frozenset[int] = frozenset()) -> Vocabulary:
+    """The tokens that text is made of; control tokens and ids beyond the tokenizer's match none.
+
+    shown: control tokens that are text to some fence (`markup_ids`); the others leave them out.
+    """
+    silent = tokenizer.special_ids - shown | set(tokenizer.eos_ids)
     tokens = [b"" if token in silent else tokenizer.token_bytes(token) for token in range(vocab_size)]
     return Vocabulary(tokens, tokenizer.eos_ids)
 
@@ -49,10 +52,14 @@ class Ready:
 
 
 class FenceCompiler:
-    """Compiles fences over one vocabulary, in the caller's thread; the last few are kept."""
+    """Compiles fences over one vocabulary, in the caller's thread; the last few are kept.
 
-    def __init__(self, vocabulary: Vocabulary, max_states: int) -> None:
-        self._vocabulary, self._max_states = vocabulary, max_states
+    shown: as `vocabulary_of` had it.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, max_states: int, shown: frozenset[int] = frozenset()) -> None:
+        self._vocabulary, self._max_states, self._shown = vocabulary, max_states, shown
+        self._parts = {shown: vocabulary}  # by the control tokens that are text in them
         self._kept: OrderedDict[str, Ready] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -62,18 +69,40 @@ class FenceCompiler:
             key = json.dumps(asdict(fence))
         except (TypeError, ValueError) as error:
             raise InvalidRequest(f"the schema is no JSON: {error}", param="fence") from None
+        return self._made(key, frozenset(), "fence", lambda: compile_fence(fence))
+
+    def ready_calls(self, spoken: Spoken, request: Request, thinking: bool | None) -> Ready:
+        """Of a turn that may call the request's tools. thinking: as `call_machine` has it. Raises as `ready` does."""
+        demand = [spoken.name, request.tools, repr(request.tool_choice), request.parallel_tool_calls, thinking]
+        try:
+            key = json.dumps(demand)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"the tools are no JSON: {error}", param="tools") from None
+
+        def compiled() -> Compiled:
+            tools, parallel = tools_of(request.tools), request.parallel_tool_calls
+            machine = call_machine(spoken.layout, tools, request.tool_choice, parallel=parallel, thinking=thinking)
+            return Compiled(machine)
+
+        return self._made(key, spoken.shown, "tools", compiled)
+
+    def _made(self, key: str, shown: frozenset[int], param: str, compiled: Callable[[], Compiled]) -> Ready:
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        compiled = compile_fence(fence)
-        if compiled.machine.num_states > self._max_states - 2:
+        found = compiled()
+        if found.machine.num_states > self._max_states - 2:
             raise InvalidRequest(
-                f"the fence has {compiled.machine.num_states} states, but there is room for {self._max_states - 2}: "
+                f"the fence has {found.machine.num_states} states, but there is room for {self._max_states - 2}: "
                 "raise EngineConfig.fence_states, or simplify the grammar",
-                param="fence",
+                param=param,
             )
-        made = Ready(compile_tokens(compiled.machine, self._vocabulary), compiled.relaxed)
+        with self._lock:
+            if shown not in self._parts:
+                self._parts[shown] = self._vocabulary.without(self._shown - shown)
+            vocabulary = self._parts[shown]
+        made = Ready(compile_tokens(found.machine, vocabulary), found.relaxed)
         with self._lock:
             self._kept[key] = made
             while len(self._kept) > _KEPT:
