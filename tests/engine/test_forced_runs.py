@@ -14,7 +14,7 @@ from zllm_jax.dialect import Tokenizer, load_tokenizer
 from zllm_jax.dialect.chatml_json import CHATML_LAYOUT
 from zllm_jax.dialect.dsml import dsml_layout
 from zllm_jax.dialect.glm_xml import glm_layout
-from zllm_jax.dialect.tool_fence import Named, call_machine
+from zllm_jax.dialect.tool_fence import call_machine
 from zllm_jax.dialect.tools import Layout, tools_of
 from zllm_jax.engine.fences import forced_runs_of, vocabulary_of
 from zllm_jax.fence import MIN_TOKENS, TokenTables, choices, compile_tokens, machine_of
@@ -56,7 +56,7 @@ def appended_along(tokenizer: Tokenizer, tables: TokenTables, text: bytes, chunk
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_runs_of_a_call_are_the_tokenizers_own(layout: Layout, smol: Tokenizer) -> None:
-    machine = call_machine(layout, TOOLS, Named("get_weather_forecast"), parallel=False)
+    machine = call_machine(layout, TOOLS, "required", parallel=False)
     tables = compile_tokens(machine, vocabulary_of(smol, smol.vocab_size))
     texts = [text for seed in range(8) if (text := randomly.text(machine, random.Random(seed), soon=30)) is not None]
     assert len(texts) >= 3
