@@ -68,7 +68,7 @@ def run(engine: Engine, settings: Settings, progress: Progress) -> Outcome:
         progress("call functions", i, total)
         (dialect, function, batch), repetition = cells[i % len(cells)], i // len(cells)
         if repetition == 0:
-            _calls(engine, settings, dialect, function, 1, repetition, MODES[0])  # the grammar is compiled here
+            _calls(engine, settings, dialect, function, batch, 0, MODES[0])  # compiles the grammar, keeps the prompts
         for mode in MODES if repetition % 2 == 0 else MODES[::-1]:
             rows.append(_calls(engine, settings, dialect, function, batch, repetition, mode))
     progress("call functions", total, total)
@@ -84,7 +84,7 @@ def run(engine: Engine, settings: Settings, progress: Progress) -> Outcome:
 def _calls(
     engine: Engine, settings: Settings, dialect: str, function: Function, batch: int, repetition: int, mode: str
 ) -> dict[str, Any]:
-    """`batch` requests at once, from the first one's start to the last one's end."""
+    """`batch` requests at once, from the first one's start to the last one's end. Their prompts are in the cache."""
     engine.append_runs(mode == "appended")
     tools = [{"name": one.name, "parameters": one.parameters} for one in settings.functions]
     requests = [
@@ -96,7 +96,6 @@ def _calls(
             tool_choice=NamedTool(function.name),
             tool_dialect=dialect,
             parallel_tool_calls=False,
-            cache=False,
         )
         for i in range(batch)
     ]
