@@ -9,6 +9,8 @@ import pytest
 
 from tests.engine.tool_talk import CALL, CHATML, NOW, TOOLS, USER, Make, answered, asked, ready
 from zllm_jax.dialect import ChatTemplate, call_message
+from zllm_jax.dialect.dsml import dsml_layout
+from zllm_jax.dialect.tools import render_calls
 from zllm_jax.errors import InvalidRequest
 from zllm_jax.values import CallDelta, Delta, Fence, NamedTool, Status, ToolCall
 
@@ -40,6 +42,15 @@ def test_a_call_cut_by_the_limit_is_truncated_and_none(talker: Make) -> None:
         assert envelope.status is Status.TRUNCATED
         assert [call.name for call in envelope.calls] == ["now"]
         assert "<tool_call>".startswith(envelope.text)  # so much may still have been text
+
+
+def test_a_call_cut_within_a_character_is_cut_and_not_malformed(talker: Make) -> None:
+    whole = render_calls(dsml_layout(), [ToolCall("", "now", {"a": 1})]).encode()
+    cut = whole.index("</｜DSML｜invoke".encode()) + 3  # the second of three bytes
+    one = ready(talker, whole[:cut], whole[cut:], fenced=False)
+    _, envelope = answered(one, asked(tool_dialect="dsml", max_tokens=1))
+    assert (envelope.status, envelope.calls, envelope.text) == (Status.TRUNCATED, (), "")
+    assert envelope.telemetry.malformed_calls == ()
 
 
 def test_the_ids_of_calls_follow_from_the_request(talker: Make) -> None:
