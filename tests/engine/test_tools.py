@@ -46,7 +46,7 @@ def test_a_call_cut_by_the_limit_is_truncated_and_none(talker: Make) -> None:
 
 def test_a_call_cut_within_a_character_is_cut_and_not_malformed(talker: Make) -> None:
     whole = render_calls(dsml_layout(), [ToolCall("", "now", {"a": 1})]).encode()
-    cut = whole.index("</｜DSML｜invoke".encode()) + 3  # the second of three bytes
+    cut = whole.index("</｜DSML｜invoke".encode()) + 3  # inside its first mark
     one = ready(talker, whole[:cut], whole[cut:], fenced=False)
     _, envelope = answered(one, asked(tool_dialect="dsml", max_tokens=1))
     assert (envelope.status, envelope.calls, envelope.text) == (Status.TRUNCATED, (), "")
