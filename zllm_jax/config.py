@@ -131,7 +131,7 @@ class EngineConfig:
     checkpoint_tokens: int = 1024
     staged_restore: bool = True
     save_on_close: bool = True
-    fence_states: int = 2048
+    fence_states: int = 4096
     forced_runs: bool = True
     max_queue: int = 256
     salt: str = ""

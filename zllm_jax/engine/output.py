@@ -73,11 +73,12 @@ class Output:
         return [replace(first, tokens=tokens, logprobs=logprobs), *rest]
 
     def close(self) -> list[Delta]:
-        """What was held back to the end."""
+        """What was held back to the end. Where calls are read, half a character at the end is nothing."""
         parts = _Parts()
         if self._text is not None and not self.stopped:
-            self._read(self._text.close(), parts)
-            if self._reading is not None:
+            if self._reading is None:
+                self._read(self._text.close(), parts)
+            else:
                 self._take(self._reading.parser.close(), parts)
         rest, self._held = ("" if self.stopped else self._held), ""
         self._shown += rest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 
@@ -54,6 +54,17 @@ class ByteAutomaton:
     def accepts(self, text: bytes) -> bool:
         """Whether `text` as a whole is in the language."""
         return bool(self.accepting[self.run(text)])
+
+
+@dataclass(frozen=True)
+class ByContent:
+    """An automaton as a key: equal where the digests are."""
+
+    automaton: ByteAutomaton = field(compare=False)
+    digest: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", self.automaton.digest)
 
 
 def build(edges: Iterable[tuple[int, bytes, int]], *, start: int, accepting: Iterable[int]) -> ByteAutomaton:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +32,17 @@ class Compact:
     start: int
 
 
+_COMPACT: WeakKeyDictionary[ByteAutomaton, Compact] = WeakKeyDictionary()
+
+
 def compact(automaton: ByteAutomaton) -> Compact:
     """The same automaton by groups of bytes that no state tells apart."""
+    if automaton not in _COMPACT:
+        _COMPACT[automaton] = _compact(automaton)
+    return _COMPACT[automaton]
+
+
+def _compact(automaton: ByteAutomaton) -> Compact:
     used = (automaton.transitions != DEAD).any(axis=0)
     columns = np.ascontiguousarray(automaton.transitions.T)
     keys = (column.tobytes() if leads else b"" for column, leads in zip(columns, used, strict=True))

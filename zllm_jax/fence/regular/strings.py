@@ -8,12 +8,11 @@ one or a few states inside the character's bytes, and nothing has to be done for
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 
-from zllm_jax.fence.automaton import DEAD, ByteAutomaton
+from zllm_jax.fence.automaton import DEAD, ByContent, ByteAutomaton
 from zllm_jax.fence.regular.algebra import empty, intersect
 from zllm_jax.fence.regular.compact import compact, minimal
 from zllm_jax.fence.regular.texts import any_text
@@ -22,12 +21,6 @@ _SHORT = {0x08: b"b", 0x09: b"t", 0x0A: b"n", 0x0C: b"f", 0x0D: b"r", 0x22: b'"'
 _NOT_UTF8 = "json_string takes texts of valid UTF-8; this automaton holds others"
 _NOT_RAW = [*range(0x20), 0x22, 0x5C]
 _DIGITS = (b"0123456789abcdef", b"0123456789ABCDEF")
-
-
-@dataclass(frozen=True)
-class _ByContent:
-    digest: bytes
-    automaton: ByteAutomaton = field(compare=False)
 
 
 def json_string(text: ByteAutomaton, *, canonical: bool) -> ByteAutomaton:
@@ -42,11 +35,11 @@ def json_string(text: ByteAutomaton, *, canonical: bool) -> ByteAutomaton:
     >>> json_string(literal("é/".encode()), canonical=True).accepts(b'\\u00E9\\/"')
     False
     """
-    return _spelled(_ByContent(text.digest, text), canonical)
+    return _spelled(ByContent(text), canonical)
 
 
-@lru_cache(maxsize=32)
-def _spelled(text: _ByContent, canonical: bool) -> ByteAutomaton:
+@lru_cache(maxsize=128)
+def _spelled(text: ByContent, canonical: bool) -> ByteAutomaton:
     automaton = text.automaton
     if _has_surrogates(automaton):
         automaton = intersect(automaton, any_text())

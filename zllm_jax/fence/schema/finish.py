@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zllm_jax.fence.automaton import DEAD
+from zllm_jax.fence.flow import columns
 from zllm_jax.fence.machine import MAX_DEPTH, Condition, Edge, Machine
 
 
@@ -66,24 +67,23 @@ def merged(machine: Machine) -> Machine:
 
     States are compared after those that they lead to, so that one pass merges all that is not on a cycle.
     """
-    image = np.arange(machine.num_states)
-    kinds: dict[tuple[bytes, bool], int] = {}
+    image = list(range(machine.num_states))
+    kinds: dict[tuple[int, ...], int] = {}
     moved = _Moved(machine, image)
-    order = _successors_first(machine)
+    rows: list[list[int]] = machine.edges[:, columns(machine)].tolist()
+    accepting = machine.accepting.tolist()
+    order = _successors_first(machine, rows)
     for state in order:
-        row = machine.edges[state]
-        key = np.where(row >= 0, image[np.maximum(row, 0)], 0)
-        for place in np.flatnonzero(row < 0).tolist():
-            key[place] = moved.special(int(~row[place]))
-        image[state] = kinds.setdefault((key.tobytes(), bool(machine.accepting[state])), state)
+        key = [image[target] if target >= 0 else moved.special(~target) for target in rows[state]]
+        image[state] = kinds.setdefault((*key, accepting[state]), state)
     kept = [DEAD, *(state for state in reversed(order) if image[state] == state)]
-    return _renumbered(machine, kept, image)
+    return _renumbered(machine, kept, np.array(image))
 
 
 class _Moved:
     """Numbers for special edges in which equal ones, as far as is known of their targets, are equal."""
 
-    def __init__(self, machine: Machine, image: npt.NDArray[np.int64]) -> None:
+    def __init__(self, machine: Machine, image: list[int]) -> None:
         self._machine, self._image = machine, image
         self._numbers: dict[Edge, int] = {}
 
@@ -92,16 +92,16 @@ class _Moved:
 
     def _edge(self, edge: Edge) -> Edge:
         otherwise = None if edge.otherwise is None else self._edge(edge.otherwise)
-        return replace(edge, target=int(self._image[edge.target]), otherwise=otherwise)
+        return replace(edge, target=self._image[edge.target], otherwise=otherwise)
 
 
-def _successors_first(machine: Machine) -> list[int]:
+def _successors_first(machine: Machine, rows: list[list[int]]) -> list[int]:
     """The states that can be reached, each after those that it leads to, but for cycles."""
     order: list[int] = []
     if machine.start == DEAD:
         return order
     seen = {DEAD, machine.start}
-    stack = [(machine.start, iter(_next_states(machine, machine.start)))]
+    stack = [(machine.start, iter(_next_states(machine, rows[machine.start])))]
     while stack:
         state, following = stack[-1]
         target = next((one for one in following if one not in seen), None)
@@ -110,13 +110,13 @@ def _successors_first(machine: Machine) -> list[int]:
             stack.pop()
         else:
             seen.add(target)
-            stack.append((target, iter(_next_states(machine, target))))
+            stack.append((target, iter(_next_states(machine, rows[target]))))
     return order
 
 
-def _next_states(machine: Machine, state: int) -> list[int]:
+def _next_states(machine: Machine, row: list[int]) -> list[int]:
     found: list[int] = []
-    for target in set(machine.edges[state].tolist()):
+    for target in set(row):
         found += [target] if target >= 0 else _targets(machine, machine.special[~target])
     return sorted(found)
 
