@@ -189,7 +189,7 @@ class Sequence:
     def look_ahead(self) -> None:
         """Append the run that the fence forces here, all but the last token of the budget, which is drawn."""
         fence = self.job.fence
-        if self.forced is None or fence is None or self.at is None:
+        if self.forced is None or not isinstance(fence, TokenTables) or not isinstance(self.at, Position):
             return
         self.ahead = self.forced.after(fence, self.at, self.drawn)[: self.left - 1]
         self.follow(self.ahead)
