@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from zllm_jax.config import ContextExtension, EngineConfig, ModelConfig
 from zllm_jax.errors import ZllmError
-from zllm_jax.values import Delta, Envelope, Fence, Request, Sampling, Status, Tier, Usage, release
+from zllm_jax.values import (
+    CallDelta,
+    Delta,
+    Envelope,
+    Fence,
+    NamedTool,
+    Request,
+    Sampling,
+    Status,
+    Tier,
+    ToolCall,
+    Usage,
+    release,
+)
 
 if TYPE_CHECKING:
     from zllm_jax.wiring import Engine
@@ -17,6 +30,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CallDelta",
     "ContextExtension",
     "Delta",
     "Engine",
@@ -24,10 +38,12 @@ __all__ = [
     "Envelope",
     "Fence",
     "ModelConfig",
+    "NamedTool",
     "Request",
     "Sampling",
     "Status",
     "Tier",
+    "ToolCall",
     "Usage",
     "ZllmError",
     "__version__",

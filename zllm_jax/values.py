@@ -134,6 +134,25 @@ class Fence:
 
 
 @dataclass(frozen=True)
+class NamedTool:
+    """A choice of tools: this one must be called."""
+
+    name: str
+
+
+ToolChoice = Literal["auto", "none", "required"] | NamedTool
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call. arguments: parameters in the order given, or the client's own text where that is no JSON object."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any] | str
+
+
+@dataclass(frozen=True)
 class Request:
     """One call: exactly one of `messages` (chat template applied), `prompt` (text) or `tokens` (ids).
 
@@ -144,6 +163,10 @@ class Request:
     conversation: a hint where to look first; tokens are always compared.
     tenant: whose request it is: cached states are never shared between tenants, and each gets its fair share.
     priority: higher ones are admitted first.
+    tools: on offer, each `{"type": "function", "function": {"name", "description", "parameters"}}`. What may come of
+    them is enforced token by token: tool_choice "auto" is text, calls or both; "none" no call; "required" one or more
+    and no text; `NamedTool` likewise, of one tool. parallel_tool_calls: whether more than one call may come.
+    tool_dialect: how calls are written; None takes what the checkpoint was trained on.
     fence: what the output must be; enforced token by token, before sampling.
     loop_guard: exclude the token that would continue a loop, and end thinking that only loops. A fence goes before it.
         None: as `EngineConfig.loop_guard` says.
@@ -163,6 +186,9 @@ class Request:
     tenant: str = ""
     priority: int = 0
     tools: tuple[Mapping[str, Any], ...] = ()
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    tool_dialect: str | None = None
     fence: Fence | None = None
     loop_guard: bool | None = None
     request_id: str | None = None
@@ -197,12 +223,52 @@ class Request:
         _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
         if self.fence is not None and self.ignore_eos:
             raise InvalidRequest("a fence ends its output with EOS: ignore_eos cannot be used with it", param="fence")
+        object.__setattr__(self, "tools", tuple(self.tools))
+        self._check_tools()
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if any(not isinstance(text, str) or not text for text in stop):
             raise InvalidRequest("stop sequences must be non-empty texts", param="stop")
         object.__setattr__(self, "stop", stop)
         if self.timeout_s is not None:
             _number("timeout_s", self.timeout_s, 0.0, 86_400.0, open_low=True)
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the output is read as a turn that may hold calls: there are tools, and no fence of another kind."""
+        return bool(self.tools) and self.fence is None
+
+    def _check_tools(self) -> None:
+        names = [_tool_name(tool, number) for number, tool in enumerate(self.tools)]
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidRequest(f"two tools have the name {name!r}: a call could not say which", param="tools")
+        choice = self.tool_choice
+        if isinstance(choice, NamedTool):
+            if choice.name not in names:
+                raise InvalidRequest(
+                    f"tool_choice names {choice.name!r}, which is not among the tools {names}", param="tool_choice"
+                )
+        elif choice not in ("auto", "none", "required"):
+            raise InvalidRequest(
+                f"tool_choice is {choice!r}, must be auto, none, required or a NamedTool", param="tool_choice"
+            )
+        elif choice == "required" and not names:
+            raise InvalidRequest("tool_choice is required, but there are no tools to call", param="tool_choice")
+        if self.tools and self.fence is not None and choice != "none":
+            raise InvalidRequest(
+                "a fence and calls of tools cannot share one output: leave the fence out, or set tool_choice to none",
+                param="fence",
+            )
+        if self.tools and self.ignore_eos:
+            raise InvalidRequest("a call of tools ends with EOS: ignore_eos cannot be used with tools", param="tools")
+
+
+def _tool_name(tool: Any, number: int) -> str:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise InvalidRequest(f"tools[{number}] must have a function with a name", param=f"tools[{number}]")
+    return name
 
 
 def _kind_of(value: Any) -> str:
@@ -294,16 +360,24 @@ class Telemetry:
     loops_broken: int = 0  # how often the loop guard led the output out of a loop
     forced_tokens: int = 0  # of those generated, how many the fence left no choice about and were appended at once
     fence_relaxed: tuple[str, ...] = ()  # what `Fence.relax` left out of the schema, as "path: reason"
+    tool_dialect: str | None = None  # in which the output was read, where tools were on offer
+    malformed_calls: tuple[str, ...] = ()  # "reason: text" of what began as a call and is none; never so where fenced
 
 
 @dataclass(frozen=True, kw_only=True)
 class Envelope:
-    """The answer to one request, whatever happened to it."""
+    """The answer to one request, whatever happened to it.
+
+    text: what is to be shown. reasoning, calls: what else a turn held, where tools were on offer; a call that the end
+    of the output cut is none.
+    """
 
     request_id: str
     status: Status
     tokens: tuple[int, ...] = ()
     text: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
     usage: Usage = field(default_factory=Usage)
     timing: Timing = field(default_factory=Timing)
     telemetry: Telemetry = field(default_factory=Telemetry)
@@ -313,10 +387,31 @@ class Envelope:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CallDelta:
+    """A piece of the `index`-th call of a turn. The first has its id and name, the last is `done`.
+
+    arguments: more of their JSON text. A call without a last piece was cut, and is none. malformed: why what began as a
+    call is none, with the text of it; the last piece of such a one.
+    """
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+    done: bool = False
+    malformed: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Delta:
-    """One piece of a stream: new text and the ids behind it; the last one carries the envelope."""
+    """One piece of a stream: new text and the ids behind it; the last one carries the envelope.
+
+    In one delta, reasoning comes before text, and text before calls.
+    """
 
     text: str = ""
+    reasoning: str = ""
+    calls: tuple[CallDelta, ...] = ()
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     envelope: Envelope | None = None

@@ -15,7 +15,7 @@ from zllm_jax import engine as engine_
 from zllm_jax.cache import POLICIES, PrefixCache, SnapshotStore
 from zllm_jax.checkpoint import Checkpoint, open_checkpoint, resolve
 from zllm_jax.config import EngineConfig, ModelConfig, zllm_home
-from zllm_jax.dialect import ChatTemplate, Tokenizer, load_tokenizer
+from zllm_jax.dialect import ChatTemplate, Tokenizer, load_tokenizer, markup_ids
 from zllm_jax.engine import Progress
 from zllm_jax.engine.fences import FenceCompiler, forced_runs_of, vocabulary_of
 from zllm_jax.errors import ConfigError, StoreUnavailable
@@ -63,7 +63,8 @@ class Engine(engine_.Engine):
         store = open_store(checkpoint, cfg, config, tokenizer) if config.disk_cache else None
         if config.loop_guard and tokenizer is None:
             raise ConfigError("EngineConfig.loop_guard is on, but looks at words: this model has no tokenizer")
-        vocabulary = vocabulary_of(tokenizer, cfg.vocab_size) if tokenizer is not None else None
+        markup = markup_ids(tokenizer) if tokenizer is not None else frozenset[int]()
+        vocabulary = vocabulary_of(tokenizer, cfg.vocab_size, markup) if tokenizer is not None else None
         fenced = vocabulary if config.fence_states else None
         pool = FencePool(fenced, config.fence_states) if fenced is not None else None
         runner = open_runner(checkpoint, cfg, shape, config, progress, pool, vocabulary)
@@ -90,7 +91,7 @@ class Engine(engine_.Engine):
             tokenizer=tokenizer,
             template=chat_template(checkpoint, tokenizer),
             warm=runner.warmup,
-            fences=FenceCompiler(fenced, config.fence_states) if fenced is not None else None,
+            fences=FenceCompiler(fenced, config.fence_states, markup) if fenced is not None else None,
             forced=None
             if tokenizer is None or vocabulary is None
             else forced_runs_of(tokenizer, vocabulary, config.prefill_buckets[0]),

@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,19 +25,21 @@ from zllm_jax.cli import engine as engine_options
 from zllm_jax.cli import experiment, generate, main
 from zllm_jax.cli.output import ConsoleProgress, print_table, size
 from zllm_jax.errors import DownloadFailed
-from zllm_jax.values import Delta, Envelope, Request, Status, Timing, Usage
+from zllm_jax.values import CallDelta, Delta, Envelope, NamedTool, Request, Status, Timing, ToolCall, Usage
 
 
 class Ticket:
     """Says `pieces`, then the envelope; may raise on the way."""
 
-    def __init__(self, request: Request, pieces: list[str], status: Status, error: BaseException | None) -> None:
+    def __init__(
+        self, request: Request, pieces: Sequence[str | Delta], status: Status, error: BaseException | None
+    ) -> None:
         self.request, self.pieces, self.status, self.error = request, pieces, status, error
         self.canceled = False
 
     def __iter__(self) -> Iterator[Delta]:
         for piece in self.pieces:
-            yield Delta(text=piece, tokens=(1,))
+            yield Delta(text=piece, tokens=(1,)) if isinstance(piece, str) else piece
         if self.error:
             raise self.error
         yield Delta(
@@ -45,7 +47,8 @@ class Ticket:
                 request_id="r",
                 status=self.status,
                 tokens=(1,) * len(self.pieces),
-                text="".join(self.pieces),
+                text="".join(piece if isinstance(piece, str) else piece.text for piece in self.pieces),
+                calls=(ToolCall("c", "weather", {"city": "Oslo"}),) if self.request.tools else (),
                 usage=Usage(prompt_tokens=5, cached_tokens=2, generated_tokens=len(self.pieces)),
                 timing=Timing(prefill_s=0.25, decode_s=0.5),
                 error="why it failed" if self.status is Status.FAULTED else None,
@@ -60,7 +63,7 @@ class Speaker:
     """An engine that says one thing."""
 
     def __init__(
-        self, pieces: list[str], status: Status = Status.COMPLETED, error: BaseException | None = None
+        self, pieces: Sequence[str | Delta], status: Status = Status.COMPLETED, error: BaseException | None = None
     ) -> None:
         self.pieces, self.status, self.error = pieces, status, error
         self.tickets: list[Ticket] = []
@@ -212,6 +215,35 @@ def test_generate_reads_a_chat(speaker: Speaker, tmp_path: Path, capsys: pytest.
         chat.write_text(wrong)
         assert run("generate", "--chat", chat) == 2
         assert "must hold a list such as" in capsys.readouterr().err
+
+
+def test_generate_calls_tools(speaker: Speaker, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tools = tmp_path / "tools.json"
+    weather = {"name": "weather", "parameters": {"type": "object"}}
+    tools.write_text(json.dumps([weather, {"type": "function", "function": {"name": "now"}}]))
+    options = ("--tools", tools, "--tool-choice", "now", "--no-parallel-calls", "--tool-dialect", "dsml")
+    speaker.pieces = [
+        Delta(text="Let me see.", calls=(CallDelta(index=0, id="c", name="weather"),)),
+        Delta(calls=(CallDelta(index=0, arguments='{"city"'), CallDelta(index=0, arguments=': "Oslo"}'))),
+        Delta(calls=(CallDelta(index=0, done=True), CallDelta(index=1, id="d", name="now"))),
+        Delta(calls=(CallDelta(index=1, malformed="no JSON: x"),)),
+    ]
+    assert run("generate", "--prompt", "Hello", *options) == 0
+    shown = capsys.readouterr().out
+    assert shown.splitlines() == ["Let me see.", '-> weather({"city": "Oslo"})', "-> now( [no call: no JSON: x]", ""]
+    request = speaker.tickets[0].request
+    assert [tool["function"]["name"] for tool in request.tools] == ["weather", "now"]
+    assert (request.tool_choice, request.parallel_tool_calls, request.tool_dialect) == (NamedTool("now"), False, "dsml")
+    assert run("generate", "--prompt", "Hello", "--tools", tools, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["calls"] == [
+        {"id": "c", "name": "weather", "arguments": {"city": "Oslo"}}
+    ]
+    for wrong in ("{}", "[1]", "[]"):
+        tools.write_text(wrong)
+        assert run("generate", "--prompt", "Hello", "--tools", tools) == 2
+        assert "must hold a list such as" in capsys.readouterr().err
+    assert run("generate", "--prompt", "Hello", "--tool-choice", "required") == 2
+    assert "there are no tools to call" in capsys.readouterr().err
 
 
 def test_generate_json_is_the_envelope(speaker: Speaker, capsys: pytest.CaptureFixture[str]) -> None:

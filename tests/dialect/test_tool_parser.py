@@ -21,8 +21,9 @@ from zllm_jax.dialect.tool_parser import (
     TextDelta,
     ToolParser,
 )
-from zllm_jax.dialect.tools import Layout, ToolCall, ToolSpec, call_id, render_calls
+from zllm_jax.dialect.tools import Layout, ToolSpec, call_id, render_calls
 from zllm_jax.errors import InvalidRequest
+from zllm_jax.values import ToolCall
 
 LAYOUTS = {"dsml": dsml_layout(), "v3.2": dsml_layout("function_calls"), "glm-4.6": glm_layout(True)}
 LAYOUTS |= {"glm-4.7": glm_layout(False), "chatml": CHATML_LAYOUT}

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
 from tests.fence import corpus
-from zllm_jax import Engine, EngineConfig, Request, Sampling, Status
+from zllm_jax import Engine, Request, Sampling, Status
 from zllm_jax.errors import InvalidRequest
 from zllm_jax.values import Envelope, Fence
 
@@ -19,13 +17,9 @@ FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 PROMPT = "Answer with a short made-up example, as JSON that satisfies this schema:\n"
 
 
-@pytest.fixture(scope="module")
-def engine(smollm2: Path) -> Iterator[Engine]:
-    config = EngineConfig(
-        max_seq_tokens=2048, disk_cache=False, decode_buckets=(8,), prefill_buckets=(256,), fence_states=8192
-    )
-    with Engine.from_pretrained(smollm2, config) as made:
-        yield made
+@pytest.fixture
+def engine(fenced: Engine) -> Engine:
+    return fenced
 
 
 def asked(schema: Any, seed: int, *, fenced: bool = True, max_tokens: int = 400) -> Request:

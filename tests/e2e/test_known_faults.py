@@ -25,6 +25,8 @@ NONCE = "x-anthropic-billing-header: cc_version=2.1.1; cch={};\nYou are terse. Y
 class Template:
     """Marks roles with control bytes; an assistant's turn is rendered as other servers' templates do it: changed."""
 
+    source = ""
+
     def __init__(self, spell: Any = lambda message: message.get("content") or "") -> None:
         self._spell = spell
 

@@ -10,6 +10,7 @@ from zllm_jax.cache import PrefixCache, SnapshotStore
 from zllm_jax.cache.rates import Prediction
 from zllm_jax.config import EngineConfig
 from zllm_jax.engine import Engine
+from zllm_jax.engine.fences import FenceCompiler
 from zllm_jax.scheduler import Scheduler
 from zllm_jax.testing import ByteTokenizer, ScriptedBackend, tiny_config
 from zllm_jax.values import Sampling
@@ -37,6 +38,8 @@ class Talker:
         store: SnapshotStore | None = None,
         tokenizer: bool = True,
         template: Any = None,
+        fences: FenceCompiler | None = None,
+        max_seq_tokens: int = 400,
         **options: Any,
     ) -> None:
         self.tokenizer = PieceTokenizer()
@@ -48,11 +51,12 @@ class Talker:
             model_name="talker",
             model_config=replace(tiny_config("llama"), vocab_size=PieceTokenizer.vocab_size),
             config=EngineConfig(),
-            scheduler=Scheduler(self.device, self.cache, max_seq_tokens=400, max_queue=8),
+            scheduler=Scheduler(self.device, self.cache, max_seq_tokens=max_seq_tokens, max_queue=8),
             cache=self.cache,
             tokenizer=self.tokenizer if tokenizer else None,  # type: ignore[arg-type]  # as much of one as is used
             template=template,
             warm=lambda progress: None,
+            fences=fences,
         )
 
     def say(self, *pieces: str | bytes) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from zllm_jax.errors import ConfigError
-from zllm_jax.experiment.forced_runs import Settings, Signature, summarise
-from zllm_jax.values import Envelope, Request, Status, Telemetry
+from zllm_jax.experiment.forced_runs import Function, Settings, summarise
+from zllm_jax.values import Envelope, Request, Status, Telemetry, ToolCall
 
 Run = Callable[..., tuple[Any, Any]]
 SLOW_S, FAST_S = 0.06, 0.01
@@ -27,7 +27,7 @@ def timed(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             request_id="r",
             status=Status.COMPLETED if request.max_tokens >= 6 else Status.TRUNCATED,
             tokens=(1,) * 6,
-            text="abcdef",
+            calls=(ToolCall("c", request.tool_choice.name, {}),),
             telemetry=Telemetry(forced_tokens=forced),
         )
 
@@ -36,14 +36,17 @@ def timed(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("timed")
 def test_the_modes_are_compared_pair_by_pair(run: Run) -> None:
-    report, engine = run("forced_runs", "settings.batches=[1, 2]", "settings.enforce_targets=true")
+    options = ("settings.batches=[1, 2]", "settings.dialects=[chatml, glm]", "settings.enforce_targets=true")
+    report, engine = run("forced_runs", *options)
     results = report.results
     assert results.ok
     assert engine.appends
-    assert len(results.rows) == 2 * 2 * 2 * 2  # functions, batches, repetitions, modes
-    assert 2 < results.summary["speedup_1"] <= SLOW_S / FAST_S + 0.5
-    assert results.summary["forced_share_2"] == pytest.approx(0.5)
-    assert [row[0] for row in report.tables[0].rows] == ["1 at a time", "2 at a time"]
+    assert len(results.rows) == 2 * 2 * 2 * 2 * 2  # dialects, functions, batches, repetitions, modes
+    assert 2 < results.summary["glm_1_speedup"] <= SLOW_S / FAST_S + 0.5
+    assert results.summary["chatml_2_forced_share"] == pytest.approx(0.5)
+    assert [row[0] for row in report.tables[0].rows] == [
+        f"{dialect}, {batch} at a time" for dialect in ("chatml", "glm") for batch in (1, 2)
+    ]
     assert (report.folder / "rounds.svg").exists()
 
 
@@ -59,21 +62,20 @@ def test_a_call_that_is_cut_is_told(run: Run) -> None:
     assert [check.ok for check in report.results.checks] == [False]
 
 
-def test_speed_by_byte_allows_for_texts_of_different_length() -> None:
-    row = {"function": "f", "batch": 1, "repetition": 0, "completed": 1, "tokens": 10, "forced_tokens": 5}
+def test_speed_by_token_allows_for_outputs_of_different_length() -> None:
+    row = {"dialect": "d", "function": "f", "batch": 1, "repetition": 0, "called": 1, "forced_tokens": 5}
     rows = [
-        row | {"mode": "appended", "seconds": 1.0, "text_bytes": 10},
-        row | {"mode": "drawn", "seconds": 6.0, "text_bytes": 20},
+        row | {"mode": "appended", "seconds": 1.0, "tokens": 10},
+        row | {"mode": "drawn", "seconds": 6.0, "tokens": 20},
     ]
     summary = summarise(rows)
-    assert (summary["speedup_1"], summary["speedup_per_byte_1"]) == (6.0, 3.0)
+    assert (summary["d_1_speedup"], summary["d_1_speedup_per_token"]) == (6.0, 3.0)
 
 
 def test_settings_that_measure_nothing_are_refused() -> None:
-    one = Signature(name="f", parameters={"type": "object"})
-    with pytest.raises(ConfigError, match=r"settings\.functions"):
-        Settings(functions=())
-    with pytest.raises(ConfigError, match=r"settings\.batches"):
-        Settings(functions=(one,), batches=(0,))
+    one = Function(name="f", parameters={"type": "object"})
+    for nothing in ({"functions": ()}, {"dialects": ()}, {"batches": ()}, {"batches": (0,)}):
+        with pytest.raises(ConfigError, match=r"settings\.functions, dialects and batches"):
+            Settings(**{"functions": (one,), **nothing})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="repetitions is 0"):
         Settings(functions=(one,), repetitions=0)

@@ -14,6 +14,7 @@ from zllm_jax.cli.engine import add_engine_options, open_engine
 from zllm_jax.cli.fence import add_fence_options, fence_of
 from zllm_jax.cli.logs import add_log_options
 from zllm_jax.cli.output import ConsoleProgress, add_json, print_json
+from zllm_jax.cli.tools import Printer, add_tool_options, tool_fields
 from zllm_jax.errors import ConfigError, InvalidRequest
 from zllm_jax.values import Envelope, Request, Sampling, Status
 
@@ -26,7 +27,13 @@ examples:
   echo "The sea is" | zllm generate --prompt -
   zllm generate --chat chat.json --schema answer.json         answer in JSON that satisfies a schema
   zllm generate --prompt "3 + 4 = " --lark sums.lark           a text of a grammar
+  zllm generate --chat chat.json --tools tools.json --tool-choice required        call one of the tools, or several
+  zllm generate --chat chat.json --tools tools.json --tool-choice get_weather --no-parallel-calls
   zllm generate --chat chat.json --seed 7 --json        chat.json: [{"role": "user", "content": "Hello"}]
+
+tools.json: [{"name": "get_weather", "description": "The weather of a city.", "parameters": {"type": "object",
+"properties": {"city": {"type": "string"}}, "required": ["city"]}}]. A call satisfies its tool's schema, always; it is
+printed as -> get_weather({"city": "Oslo"}). Nothing is run.
 
 Text is written as it comes. --json prints the whole envelope at the end; with --stream too, one JSON line a piece.
 """
@@ -66,6 +73,7 @@ def add(commands: Any) -> None:
         action=argparse.BooleanOptionalAction,
         help="lead the output out of loops (default: EngineConfig.loop_guard)",
     )
+    add_tool_options(generate)
     generate.add_argument("--stream", action="store_true", help="with --json: one JSON line a piece")
     add_json(generate, "the envelope")
     add_log_options(generate)
@@ -95,6 +103,7 @@ def _generate(args: argparse.Namespace) -> int:
         stop=tuple(args.stop),
         fence=fence_of(args),
         loop_guard=args.loop_guard,
+        **tool_fields(args),
     )
     with ConsoleProgress() as progress:
         engine = open_engine(args, progress, max_batch=1, device_cache_bytes=None)  # one request, then it ends
@@ -126,13 +135,13 @@ def _input(args: argparse.Namespace) -> Any:
 def _streamed(engine: Engine, request: Request, *, as_json: bool, pieces: bool) -> Envelope:
     """Print the answer as it comes; leaving early for any reason cancels it."""
     ticket = engine.submit(request)
-    envelope = None
+    envelope, show = None, Printer()
     try:
         for delta in ticket:
             if as_json and pieces:
                 print(json.dumps(_plain(delta), ensure_ascii=False), flush=True)
             elif not as_json:
-                print(delta.text, end="", flush=True)
+                show(delta)
             envelope = delta.envelope or envelope
     except BaseException:
         ticket.cancel()

@@ -5,16 +5,28 @@ from zllm_jax.dialect.detokenizer import Detokenizer
 from zllm_jax.dialect.near_miss import explain
 from zllm_jax.dialect.replay import Replay
 from zllm_jax.dialect.tokenizer import Tokenizer, load_tokenizer
+from zllm_jax.dialect.tool_dialects import DIALECTS, Spoken, ToolDialects, call_message, markup_ids
+from zllm_jax.dialect.tool_fence import call_machine
+from zllm_jax.dialect.tool_parser import ToolParser
+from zllm_jax.dialect.tools import tools_of
 from zllm_jax.dialect.volatile import VOLATILE_HEADERS, without_volatile
 
 __all__ = [
+    "DIALECTS",
     "VOLATILE_HEADERS",
     "ChatTemplate",
     "Detokenizer",
     "Replay",
+    "Spoken",
     "Tokenizer",
+    "ToolDialects",
+    "ToolParser",
+    "call_machine",
+    "call_message",
     "explain",
     "load_tokenizer",
+    "markup_ids",
     "require_template",
+    "tools_of",
     "without_volatile",
 ]

@@ -47,6 +47,10 @@ class ChatmlJson:
         """A tool's result."""
         return f"<tool_response>\n{text}\n</tool_response>"
 
+    def results(self, texts: Sequence[str]) -> str:
+        """Results that follow on each other."""
+        return "\n".join(self.result(text) for text in texts)
+
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = ()) -> str:
         """The prompt of a conversation, up to where the assistant's next turn begins."""
         last_user = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)

@@ -14,12 +14,20 @@ class Detokenizer:
     """Turns a growing row of ids into text; the pieces joined equal `decode` of the whole row.
 
     A character whose bytes are spread over several tokens comes with its last one: 👋 in three gives "", "", "👋".
-    continuing: the ids follow on a prompt, so that the first space belongs to the text.
+    continuing: the ids follow on a prompt, so that the first space belongs to the text. shown: control tokens that are
+    text all the same.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, continuing: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special: bool = True,
+        continuing: bool = False,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special else frozenset[int]()
+        self._skipped = tokenizer.special_ids - shown if skip_special else frozenset[int]()
         self._strip = tokenizer.strips_space and not continuing
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 

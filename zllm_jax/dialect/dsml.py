@@ -59,6 +59,10 @@ class Dsml:
             raise InvalidRequest("a tool's result contains '</tool_result>', which would end it", param="messages")
         return f"<tool_result>{text}</tool_result>"
 
+    def results(self, texts: Sequence[str]) -> str:
+        """Results that follow on each other, in the order of the calls."""
+        return "\n\n".join(self.result(text) for text in texts)
+
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = ()) -> str:
         """The prompt of a conversation, up to where the assistant's next turn begins."""
         keep = bool(tools) if self.keep_reasoning is None else self.keep_reasoning
@@ -79,7 +83,7 @@ class Dsml:
             elif role == "tool":
                 end = next((i for i in range(at, len(messages)) if messages[i]["role"] != "tool"), len(messages))
                 results = sorted(messages[at - 1 : end], key=lambda m: _place(order, str(m.get("tool_call_id"))))
-                out.append(_USER + "\n\n".join(self.result(str(m.get("content") or "")) for m in results))
+                out.append(_USER + self.results([str(m.get("content") or "") for m in results]))
                 at = end
         return "".join(out) + _ASSISTANT + ("<think>" if self.thinking else "</think>")
 

@@ -61,6 +61,10 @@ class Glm:
         gap = "\n" if self.lines else ""
         return f"{gap}<tool_response>{gap}{text}{gap}</tool_response>"
 
+    def results(self, texts: Sequence[str]) -> str:
+        """Results that follow on each other."""
+        return "".join(self.result(text) for text in texts)
+
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = ()) -> str:
         """The prompt of a conversation, up to where the assistant's next turn begins."""
         gap = "\n" if self.lines else ""

@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -38,6 +38,12 @@ MAX_BYTES = 256 << 20
 MAX_META_BYTES = 1 << 19  # of one snapshot's meta, as JSON: the newest turns go first
 _FRAME_BYTES = len(json.dumps({"turns": []}))
 _MAX_MISSING = 8  # sampled ids that a state may lack at its end: the last one drawn was never fed
+
+
+class Renderer(Protocol):
+    """Writes a conversation's prompt, as `ChatTemplate.render` does."""
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> str: ...
 
 
 class Replay:
@@ -69,14 +75,17 @@ class Replay:
         sampled: Sequence[int],
         content: str,
         *,
+        calls: Sequence[Message] = (),
         tools: Sequence[Any] = (),
+        dialect: str | None = None,
         tenant: str = "",
         stopped: bool = False,
     ) -> None:
         """Keep the answer to `messages`.
 
         prompt: i32[S] as it was computed. sampled: the ids drawn, without EOS. content: what the client was given.
-        stopped: a stop sequence ended it, so that `sampled` says more than `content`.
+        calls: what else, in OpenAI's shape. stopped: a stop sequence ended it, so that `sampled` says more than
+        `content`, which is then all that it said. dialect: of tools, where the client named one.
         """
         rest = ""
         if stopped:
@@ -84,8 +93,10 @@ class Replay:
             keep = ends.whole(len(content))
             sampled, rest = sampled[:keep], content[ends.at[keep - 1] if keep else 0 :]
         ids = np.concatenate([np.asarray(prompt, np.int32), np.asarray(sampled, np.int32)])
-        *_, key = keys(messages, tools, tenant)
-        self._turns.keep(Turn(key, ids, len(prompt), content, rest, request_id=request_id, owner=owner_of(tenant)))
+        *_, key = keys(messages, _shown(tools, dialect), tenant)
+        made = tuple(call for one in calls for call in calls_of_one(one))
+        owner = owner_of(tenant)
+        self._turns.keep(Turn(key, ids, len(prompt), content, rest, made, request_id=request_id, owner=owner))
 
     def name_calls(
         self, request_id: str, calls: Sequence[str | Message], content: str = "", *, tenant: str = ""
@@ -102,18 +113,28 @@ class Replay:
         if turn is not None:
             self._turns.keep(replace(turn, calls=made, content=content))
 
-    def prompt(self, messages: Sequence[Message], *, tools: Sequence[Any] = (), tenant: str = "") -> list[int] | None:
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] = (),
+        dialect: str | None = None,
+        tenant: str = "",
+        renderer: Renderer | None = None,
+    ) -> list[int] | None:
         """The ids of a prompt whose last remembered assistant turn is replayed; None where there is none.
+
+        renderer: what writes this conversation, where it isn't the template.
 
         What follows the turn is the template's rendering of it, found by rendering with a sentinel in the turn's place.
         """
         if not self._turns:
             return None
-        before = list(keys(messages, tools, tenant))
+        before = list(keys(messages, _shown(tools, dialect), tenant))
         for place in reversed(range(len(messages))):
             if messages[place].get("role") == "assistant":
                 for turn in self._candidates(before[place], messages, place):
-                    ids = self._continued(turn, messages, place, tools)
+                    ids = self._continued(turn, messages, place, tools, renderer or self._template)
                     if ids is not None:
                         self._turns.touch(turn)
                         return ids
@@ -167,7 +188,9 @@ class Replay:
 
         return [turn for _, turn in sorted(enumerate(turns), key=fit, reverse=True)]
 
-    def _continued(self, turn: Turn, messages: Sequence[Message], place: int, tools: Sequence[Any]) -> list[int] | None:
+    def _continued(
+        self, turn: Turn, messages: Sequence[Message], place: int, tools: Sequence[Any], renderer: Renderer
+    ) -> list[int] | None:
         message = messages[place]
         echoed = content_text(message)
         assert echoed is not None
@@ -179,7 +202,8 @@ class Replay:
             kept = dict(message)
             if num_ids == 0:
                 return None
-        tail = self._tail(messages, place, {**kept, "content": self._in_shape(message)}, tools)
+        changed = [*messages[:place], {**kept, "content": self._in_shape(message)}, *messages[place + 1 :]]
+        tail = self._tail(changed, tools, renderer)
         if tail is None or not all(name in tail for _, name, _ in calls_of(kept)):
             return None
         ids = self._encode(rest + tail)
@@ -189,10 +213,10 @@ class Replay:
         parts = isinstance(message.get("content"), Sequence) and not isinstance(message["content"], str)
         return [{"type": "text", "text": self._sentinel}] if parts else self._sentinel
 
-    def _tail(self, messages: Sequence[Message], place: int, message: Message, tools: Sequence[Any]) -> str | None:
-        """What the template renders after a message's content; None where it loses or repeats the content."""
+    def _tail(self, messages: Sequence[Message], tools: Sequence[Any], renderer: Renderer) -> str | None:
+        """What is rendered after the content that is a sentinel; None where it is lost or repeated."""
         try:
-            text = self._template.render([*messages[:place], message, *messages[place + 1 :]], tools or None)
+            text = renderer.render(messages, tools or None)
         except InvalidRequest:
             return None
         parts = text.split(self._sentinel)
@@ -210,6 +234,10 @@ class Replay:
         if self._tokenizer.strips_space and ids[0] not in self._tokenizer.special_ids:
             return None  # encoding put a space in front that is not in the text
         return ids
+
+
+def _shown(tools: Sequence[Any], dialect: str | None) -> Sequence[Any]:
+    return [*tools, dialect] if dialect else tools
 
 
 def _same_calls(calls: Calls, messages: Sequence[Message], place: int) -> bool:

@@ -2,49 +2,39 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from zllm_jax.dialect.tools import Layout, ToolSpec
+from zllm_jax.dialect.tools import Layout, ToolSpec, parameter_schema
 from zllm_jax.errors import InvalidRequest, UnsupportedGrammar
-from zllm_jax.fence import DEAD, Condition, Machine
+from zllm_jax.fence import DEAD, ByteAutomaton, Condition, Machine, regular
 from zllm_jax.fence.machine import USED_BITS
-from zllm_jax.fence.schema import inhabited, text_language
+from zllm_jax.fence.schema import inhabited, json_schema, text_language
 from zllm_jax.fence.structure import Branch, Structure
-
-Choice = Literal["auto", "none", "required"]
-
-
-@dataclass(frozen=True)
-class Named:
-    """Exactly this tool must be called."""
-
-    name: str
+from zllm_jax.values import NamedTool, ToolChoice
 
 
 def call_machine(
     layout: Layout,
     tools: Sequence[ToolSpec],
-    choice: Choice | Named = "auto",
+    choice: ToolChoice = "auto",
     *,
     parallel: bool = True,
-    thinking: bool = False,
+    thinking: bool | None = False,
 ) -> Machine:
     """The machine of a turn.
 
     choice: "auto" is free text until a call opens; "none" is text in which none can; "required" is at least one call
-    and nothing else; `Named` likewise, of one tool. parallel: whether a second call may follow. thinking: the turn
-    begins inside the reasoning, in which markup is text.
+    and nothing else; `NamedTool` likewise, of one tool. parallel: whether a second call may follow. thinking: True for
+    a turn that begins inside the reasoning, in which markup is text; None for one that may begin with it.
 
     A call's fixed text, its name and its parameters' names are forced; each parameter comes at most once, and the end
     of a call only after those that are required. Parameters that a tool doesn't list are not written. Raises
     `InvalidRequest` for a tool that was not offered, `UnsupportedGrammar` for a schema that cannot be enforced.
     """
-    offered = [tool for tool in tools if not isinstance(choice, Named) or tool.name == choice.name]
+    offered = [tool for tool in tools if not isinstance(choice, NamedTool) or tool.name == choice.name]
     if choice != "none" and choice != "auto" and not offered:
-        wanted = repr(choice.name) if isinstance(choice, Named) else "a tool"
+        wanted = repr(choice.name) if isinstance(choice, NamedTool) else "a tool"
         raise InvalidRequest(f"{wanted} must be called, but is not among the tools", param="tool_choice")
     return _Turn(layout, offered, parallel).machine(choice, thinking)
 
@@ -55,29 +45,38 @@ class _Turn:
         self._structure = Structure()
         self._types: dict[tuple[tuple[str, int], ...], int] = {}  # where a parameter's name has ended
 
-    def machine(self, choice: Choice | Named, thinking: bool) -> Machine:
+    def machine(self, choice: ToolChoice, thinking: bool | None) -> Machine:
         layout, structure = self._layout, self._structure
+        none = {layout.trigger.encode(): DEAD}
         if choice == "none" or not self._tools:
-            start = structure.until({layout.trigger.encode(): DEAD}, accepting=True)
-        else:
-            end = structure.state(accepting=True)
-            between = structure.state(accepting=not layout.block_open)
-            openings = [self._call(tool, between) for tool in self._tools]
-            again = _behind(layout.between_calls, openings) if self._parallel else []
-            close = [Branch(layout.block_close.encode(), end)] if layout.block_open else []
-            structure.fork(between, [*again, *close])
-            first = _behind(layout.block_open, openings)
-            start = self._free(first) if choice == "auto" else self._forced(_behind(layout.lead, first))
-        return structure.machine(self._after_thinking(start) if thinking else start)
-
-    def _after_thinking(self, start: int) -> int:
-        return self._structure.until({self._layout.think_close.strip().encode(): start}, accepting=False)
-
-    def _free(self, first: Sequence[Branch]) -> int:
-        """Text until the trigger; behind it the rest of what opens a call."""
-        trigger = self._layout.trigger.encode()
+            return structure.machine(self._turn(none, [], thinking))
+        end = structure.state(accepting=True)
+        between = structure.state(accepting=not layout.block_open)
+        openings = [self._call(tool, between) for tool in self._tools]
+        again = _behind(layout.between_calls, openings) if self._parallel else []
+        close = [Branch(layout.block_close.encode(), end)] if layout.block_open else []
+        structure.fork(between, [*again, *close])
+        first = _behind(layout.block_open, openings)
+        if choice != "auto":
+            return structure.machine(self._turn(None, _behind(layout.lead, first), thinking))
+        trigger = layout.trigger.encode()
         inside = self._forced([_without(trigger, branch) for branch in first])
-        return self._structure.until({trigger: inside}, accepting=True)
+        return structure.machine(self._turn({trigger: inside}, [], thinking))
+
+    def _turn(self, triggers: Mapping[bytes, int] | None, forced: Sequence[Branch], thinking: bool | None) -> int:
+        """A state in which a turn begins: free text up to `triggers`, or without them one of the texts `forced`."""
+        layout, structure = self._layout, self._structure
+
+        def begin(first: Branch | None = None) -> int:
+            if triggers is not None:
+                return structure.until(triggers, accepting=True, first=first)
+            reasons = [] if first is None else [first, *([_with(first, _LINE + first.text)] if layout.lead else [])]
+            return self._forced([*forced, *reasons])
+
+        if thinking is False:
+            return begin()
+        reasoning = structure.until({layout.think_close.strip().encode(): begin()}, accepting=False)
+        return reasoning if thinking else begin(Branch(layout.think_open.strip().encode(), reasoning))
 
     def _forced(self, branches: Sequence[Branch]) -> int:
         state = self._structure.state()
@@ -91,8 +90,7 @@ class _Turn:
         try:
             if layout.typed == "json":
                 closing = self._forced([Branch(layout.call_close.encode(), after)])
-                parameters = {"type": "object", **tool.parameters}
-                return Branch(opening.encode(), self._structure.json(parameters, closing))
+                return Branch(opening.encode(), self._structure.json(_closed(tool.parameters), closing))
             return self._parameters(tool, opening, after)
         except UnsupportedGrammar as error:
             raise UnsupportedGrammar(f"the tool {tool.name}: {error.reason}", where=error.where) from None
@@ -127,29 +125,58 @@ class _Turn:
 
         Once its name has ended, parameters of equal types go on in the same states.
         """
-        layout, structure = self._layout, self._structure
-        schema = _alone(tool.parameters, name)
-        texts, others = text_language(schema), {"allOf": [schema, {"not": {"type": "string"}}]}
-        ends: list[tuple[str, int]] = []
-        if as_json := inhabited(others):
-            ends.append((layout.key_end_json[1:], structure.json(others, closing)))
-        if texts is not None and (layout.typed == "attribute" or not as_json):
-            ends.append((layout.key_end_string[1:], structure.text(texts, layout.param_close.encode(), after)))
+        layout = self._layout
+        schema = parameter_schema(tool.parameters, name)
+        if layout.typed == "schema":
+            ends = [(layout.key_end_json[1:], self._untyped(schema, after, closing))]
+        else:
+            texts, others = text_language(schema), {"allOf": [schema, {"not": {"type": "string"}}]}
+            ends = [(layout.key_end_json[1:], self._structure.json(others, closing))] if inhabited(others) else []
+            if texts is not None:
+                ends.append((layout.key_end_string[1:], self._text(texts, after)))
         key = tuple(ends)
         if key not in self._types:
             self._types[key] = self._forced([Branch(text.encode(), value) for text, value in ends])
         opening = name + layout.key_end_json[0]
         return Branch(opening.encode(), self._types[key], Condition(some_clear=bit), bit)
 
+    def _untyped(self, schema: dict[str, Any], after: int, closing: int) -> int:
+        """A value of which nothing but its text says whether it is JSON: what reads as JSON is no text."""
+        texts, others = text_language(schema), {"allOf": [schema, {"not": {"type": "string"}}]}
+        if texts is None:
+            return self._structure.json(others, closing)
+        if not inhabited(others):
+            return self._text(texts, after)
+        scalars, composites = ({"allOf": [schema, kind]} for kind in (_SCALARS, _COMPOSITES))
+        texts = regular.difference(texts, regular.fullmatch_regex(_READ_AS_JSON))
+        if inhabited(scalars):
+            texts = regular.union(texts, _scalars(scalars))
+        text = self._text(texts, after)
+        return (
+            self._structure.either(text, self._structure.json(composites, closing)) if inhabited(composites) else text
+        )
 
-def _alone(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The schema of one parameter, its references still those of the whole."""
-    alone = parameters["properties"][name]
-    if "$ref" not in json.dumps(alone):
-        return {"allOf": [alone]}
-    whole = {"$id": "urn:schema:parameters", **parameters}
-    step = name.replace("~", "~0").replace("/", "~1").replace("%", "%25")
-    return {"$ref": f"urn:schema:parameters#/properties/{step}", "$defs": {"parameters": whole}}
+    def _text(self, texts: ByteAutomaton, after: int) -> int:
+        return self._structure.text(texts, self._layout.param_close.encode(), after)
+
+
+_LINE = b"\n"
+_SCALARS, _COMPOSITES = {"type": ["number", "boolean", "null"]}, {"type": ["array", "object"]}
+# What a parser that looks for JSON first would not take as a text; and more, as JSON's brackets are not regular.
+_READ_AS_JSON = r"\s*([\[{][\s\S]*|(-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|true|false|null)\s*)"
+# Keywords by which names may come that `properties` doesn't list.
+_NAMING = ("$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas", "patternProperties")
+
+
+def _closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of all arguments, without unlisted ones where nothing but `properties` says which there are."""
+    listed = parameters.keys().isdisjoint(_NAMING)
+    return {"type": "object", **({"additionalProperties": False} if listed else {}), **parameters}
+
+
+def _scalars(schema: dict[str, Any]) -> ByteAutomaton:
+    machine = json_schema(schema).machine
+    return ByteAutomaton(machine.edges, machine.accepting, machine.start)
 
 
 def _behind(text: str, branches: Sequence[Branch]) -> list[Branch]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from zllm_jax.dialect.json_scan import JsonScan
-from zllm_jax.dialect.tools import TOOL_NAME, Layout, ToolCall, ToolSpec, call_id, canonical_json
+from zllm_jax.dialect.tools import TOOL_NAME, Layout, ToolSpec, call_id, canonical_json
+from zllm_jax.values import ToolCall
 
 
 @dataclass(frozen=True)
@@ -191,11 +192,12 @@ class ToolParser:
     # reasoning and text
 
     def _start(self) -> Iterator[Event] | None:
-        begins = self._begins(self._layout.think_open.strip())
-        if begins is None:
+        literal, rest = self._layout.think_open.strip(), self._buffer.lstrip(" \t\r\n")
+        if not rest.startswith(literal) and literal.startswith(rest) and not self._ended:
             return None
+        begins = rest.startswith(literal)
         if begins:
-            self._eat(re.escape(self._layout.think_open.strip()))
+            self._take(len(self._buffer) - len(rest) + len(literal))
         self._state = "thinking" if begins else "text"
         return iter(())
 

@@ -10,19 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from zllm_jax.dialect.tokenizer import Tokenizer
-from zllm_jax.errors import BadTokenizer, InvalidRequest
+from zllm_jax.errors import BadTokenizer, InvalidRequest, UnsupportedGrammar
+from zllm_jax.fence.schema import inhabited, text_language
+from zllm_jax.values import ToolCall
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]*")
 Kind = Literal["string", "json", "either"]
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A call. arguments: parameters in the order given, or the client's own text where that is no JSON object."""
-
-    id: str
-    name: str
-    arguments: Mapping[str, Any] | str
 
 
 @dataclass(frozen=True)
@@ -33,12 +26,16 @@ class ToolSpec:
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     wire: Mapping[str, Any] = field(default_factory=dict)
+    _kinds: dict[str, Kind] = field(default_factory=dict, compare=False, repr=False)
 
     def kind(self, parameter: str) -> Kind:
         """Whether the schema lets `parameter` be a string only, anything but a string, or either."""
         properties = self.parameters.get("properties")
-        schema = properties.get(parameter) if isinstance(properties, Mapping) else None
-        return _kind(schema) if isinstance(schema, Mapping) else "either"
+        if not isinstance(properties, Mapping) or parameter not in properties:
+            return "either"
+        if parameter not in self._kinds:
+            self._kinds[parameter] = _kind(parameter_schema(self.parameters, parameter))
+        return self._kinds[parameter]
 
 
 @dataclass(frozen=True)
@@ -142,15 +139,27 @@ def tools_of(wire: Iterable[Mapping[str, Any]]) -> tuple[ToolSpec, ...]:
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise InvalidRequest(f"tools[{number}] must have a function with a name", param=f"tools[{number}]")
         parameters, description = function.get("parameters") or {}, function.get("description") or ""
+        if not TOOL_NAME.fullmatch(function["name"]):
+            raise InvalidRequest(
+                f"{function['name']!r} is no name of a tool: letters, digits and _ . : / - only",
+                param=f"tools[{number}]",
+            )
+        if not isinstance(parameters, Mapping):
+            raise InvalidRequest(f"parameters of {function['name']} must be a JSON Schema", param=f"tools[{number}]")
         made.append(ToolSpec(function["name"], description, parameters, tool))
     return tuple(made)
 
 
 def calls_in(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
-    """The calls of an assistant message; arguments given as text are read where they are a JSON object."""
+    """The calls of an assistant message; arguments given as text are read where they are a JSON object.
+
+    Raises `InvalidRequest` for one that names no function.
+    """
     made = []
-    for call in message.get("tool_calls") or ():
-        function = call["function"]
+    for number, call in enumerate(message.get("tool_calls") or ()):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise InvalidRequest(f"tool_calls[{number}] must have a function with a name", param="messages")
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str):
             arguments = _object(arguments)
@@ -158,13 +167,21 @@ def calls_in(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
     return tuple(made)
 
 
-def check_fits(layout: Layout, tokenizer: Tokenizer) -> None:
-    """Whether every literal survives `tokenizer`, and the special ones are one token. Raises `BadTokenizer`."""
+def check_survives(layout: Layout, tokenizer: Tokenizer) -> None:
+    """Whether every literal comes back from `tokenizer` as it was. Raises `BadTokenizer`."""
     for literal in layout.literals():
         ids = tokenizer.encode(literal, add_bos=False)
         back = b"".join(tokenizer.token_bytes(token) for token in ids).decode("utf-8", "replace")
         if back != literal:
             raise BadTokenizer(f"{layout.name} does not fit this tokenizer: {literal!r} comes back as {back!r}")
+
+
+def check_fits(layout: Layout, tokenizer: Tokenizer) -> None:
+    """Whether `tokenizer` is of a model that was trained on a layout: its special literals are one token each, too.
+
+    Raises `BadTokenizer`.
+    """
+    check_survives(layout, tokenizer)
     for literal in layout.special:
         ids = tokenizer.encode(literal, add_bos=False)
         if len(ids) != 1:
@@ -179,17 +196,19 @@ def _object(text: str) -> Mapping[str, Any] | str:
     return value if isinstance(value, dict) else text
 
 
-def _kind(schema: Mapping[str, Any]) -> Kind:
-    for keyword in ("anyOf", "oneOf"):
-        if branches := schema.get(keyword):
-            kinds = {_kind(branch) if isinstance(branch, Mapping) else "either" for branch in branches}
-            return kinds.pop() if len(kinds) == 1 else "either"
-    if "const" in schema or "enum" in schema:
-        values = schema["enum"] if "enum" in schema else [schema["const"]]
-        strings = {isinstance(value, str) for value in values}
-        return "either" if len(strings) != 1 else "string" if strings.pop() else "json"
-    types = schema.get("type")
-    types = {types} if isinstance(types, str) else set(types or ())
-    return (
-        "either" if not types or ("string" in types and len(types) > 1) else "string" if types == {"string"} else "json"
-    )
+def parameter_schema(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The schema of one listed parameter, its references still those of the whole."""
+    alone = parameters["properties"][name]
+    if "$ref" not in json.dumps(alone):
+        return {"allOf": [alone]}
+    whole = {"$id": "urn:schema:parameters", **parameters}
+    step = name.replace("~", "~0").replace("/", "~1").replace("%", "%25")
+    return {"$ref": f"urn:schema:parameters#/properties/{step}", "$defs": {"parameters": whole}}
+
+
+def _kind(schema: dict[str, Any]) -> Kind:
+    try:
+        others = inhabited({"allOf": [schema, {"not": {"type": "string"}}]})
+        return "json" if text_language(schema) is None else "either" if others else "string"
+    except UnsupportedGrammar:
+        return "either"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zllm_jax.dialect import Replay, Tokenizer, explain
+from zllm_jax.dialect import Replay, Tokenizer, call_message, explain
 from zllm_jax.values import Envelope, Request, Status
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,9 @@ class Ending:
             return
         if envelope.status not in (Status.COMPLETED, Status.TRUNCATED):
             return
+        stopped = envelope.telemetry.finish == "stop"
+        if stopped and (envelope.calls or envelope.reasoning):
+            return  # where the text was cut cannot be told from the ids: what comes back is encoded
         sampled = envelope.tokens
         if sampled and sampled[-1] in self._eos_ids:
             sampled = sampled[:-1]
@@ -70,9 +73,11 @@ class Ending:
             self._prompt,
             sampled,
             envelope.text,
+            calls=[call_message(call) for call in envelope.calls],
             tools=one.tools,
+            dialect=one.tool_dialect,
             tenant=one.tenant,
-            stopped=envelope.telemetry.finish == "stop",
+            stopped=stopped,
         )
 
 

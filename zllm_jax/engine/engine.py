@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -14,10 +15,20 @@ import numpy as np
 
 from zllm_jax.cache import PrefixCache
 from zllm_jax.config import EngineConfig, ModelConfig
-from zllm_jax.dialect import ChatTemplate, Replay, Tokenizer, without_volatile
+from zllm_jax.dialect import (
+    ChatTemplate,
+    Replay,
+    Spoken,
+    Tokenizer,
+    ToolDialects,
+    ToolParser,
+    tools_of,
+    without_volatile,
+)
 from zllm_jax.engine.call import Call
 from zllm_jax.engine.ending import Ending
 from zllm_jax.engine.fences import FenceCompiler, Ready, thinking_of
+from zllm_jax.engine.output import Output, Reading
 from zllm_jax.errors import InvalidRequest, ZllmError
 from zllm_jax.fence import ForcedRuns
 from zllm_jax.metrics import Metrics
@@ -26,6 +37,8 @@ from zllm_jax.scheduler import Job, Scheduler, clock
 from zllm_jax.values import Delta, Envelope, Message, Request
 
 Progress = Callable[[str, int, int], None]
+
+_PROMPT_END = 16  # tokens, among which a prompt's last control tokens are
 
 
 class Engine:
@@ -61,8 +74,9 @@ class Engine:
         self._fences, self._forced = fences, forced
         self._thinking = thinking_of(tokenizer)
         self._append_runs = config.forced_runs
-        self._replay = None
+        self._replay, self._dialects = None, None
         if tokenizer is not None and template is not None:
+            self._dialects = ToolDialects(tokenizer, template)
             self._replay = Replay(tokenizer, template, vocab_size=model_config.vocab_size)
             for tokens, meta in cache.stored():
                 self._replay.recall(tokens, meta)
@@ -97,7 +111,7 @@ class Engine:
         one = request.sampling
         seed = one.seed if one.seed is not None else secrets.randbits(63)
         eos = () if request.ignore_eos else self._eos_ids()
-        fence = self._fence(request)
+        reading, fence = self._read_and_fenced(request, prompt, seed)
         job = Job(
             request_id=request.request_id or f"req-{next(self._ids)}",
             prompt=prompt,
@@ -121,7 +135,8 @@ class Engine:
             raise InvalidRequest("stop sequences are text, but this model has no tokenizer", param="stop")
         relaxed = () if fence is None else fence.relaxed
         ending = Ending(request, prompt, eos, self.tokenizer, self._replay, relaxed=relaxed)
-        return Call(job.request_id, request, self._scheduler.submit(job), self.tokenizer, ending)
+        output = Output(request.stop, self.tokenizer, reading)
+        return Call(job.request_id, self._scheduler.submit(job), output, ending)
 
     async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """`submit` for asyncio: the prompt is prepared in a worker thread; closing the generator cancels."""
@@ -208,10 +223,13 @@ class Engine:
         else:
             if self._template is None or self._replay is None:
                 raise InvalidRequest("this model has no chat template: send prompt= instead", param="messages")
-            replayed = self._replay.prompt(request.messages or (), tools=request.tools, tenant=request.tenant)
+            messages, renderer = request.messages or (), self._renderer(request)
+            replayed = self._replay.prompt(
+                messages, tools=request.tools, dialect=request.tool_dialect, tenant=request.tenant, renderer=renderer
+            )
             if replayed is not None:
                 return np.asarray(replayed, np.int32)
-            text, param = self._template.render(request.messages or (), request.tools or None), "messages"
+            text, param = (renderer or self._template).render(messages, request.tools or None), "messages"
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -221,6 +239,40 @@ class Engine:
         if not ids:
             raise InvalidRequest("the prompt has no tokens: at least one is needed to predict the next", param="prompt")
         return np.asarray(ids, np.int32)
+
+    def _renderer(self, request: Request) -> Spoken | None:
+        """What writes a conversation with tools; None for one without, and for a template that speaks another dialect.
+
+        Raises `InvalidRequest` where there are tools, but no dialect.
+        """
+        if self._dialects is None or not (request.tools or request.tool_dialect or _has_calls(request)):
+            return None
+        if request.tools or request.tool_dialect or self._dialects.fits:
+            return self._dialects.spoken(request.tool_dialect)
+        return None
+
+    def _read_and_fenced(self, request: Request, prompt: np.ndarray, seed: int) -> tuple[Reading | None, Ready | None]:
+        """How the output is read, and what it must obey."""
+        if not request.calls_tools:
+            return None, self._fence(request)
+        if self.tokenizer is None or self._dialects is None:
+            raise InvalidRequest("tools need a chat template and a tokenizer, which this model lacks", param="tools")
+        spoken = self._dialects.spoken(request.tool_dialect)
+        thinking = spoken.thinking(self.tokenizer.decode(prompt[-_PROMPT_END:].tolist(), skip_special=False))
+        tools = tools_of(request.tools)
+        # Without an id of the client's, ids of calls follow from what the answer follows from.
+        scope = request.request_id or f"{hashlib.sha256(prompt.tobytes()).hexdigest()}-{seed}"
+        parser = ToolParser(spoken.layout, tools, scope=scope, thinking=thinking)
+        reading = Reading(spoken.name, parser, spoken.shown)
+        if self._fences is not None:
+            return reading, self._fences.ready_calls(spoken, request, thinking)
+        if request.tool_choice != "auto" or not request.parallel_tool_calls:
+            raise InvalidRequest(
+                "this engine follows no fences (EngineConfig.fence_states is 0): it reads calls, but can neither force "
+                "nor forbid them: tool_choice must be auto, with parallel_tool_calls",
+                param="tool_choice",
+            )
+        return reading, None
 
     def _fence(self, request: Request) -> Ready | None:
         if request.fence is None:
@@ -259,6 +311,10 @@ def _neutral(request: Request) -> Request:
         return request
     messages = without_volatile(request.messages)
     return request if messages == request.messages else replace(request, messages=messages)
+
+
+def _has_calls(request: Request) -> bool:
+    return any(message.get("tool_calls") or message.get("role") == "tool" for message in request.messages or ())
 
 
 def _cancel_submitted(submitting: asyncio.Future[Call]) -> None:

@@ -1,18 +1,19 @@
-"""Fences of requests -> tables for the device or matchers on the host, each compiled once."""
+"""What requests demand of their output -> tables for the device or matchers on the host, each compiled once."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
-from zllm_jax.dialect import Tokenizer
+from zllm_jax.dialect import Spoken, Tokenizer, call_machine, tools_of
 from zllm_jax.errors import InvalidRequest
 from zllm_jax.fence import (
     MIN_TOKENS,
+    Compiled,
     ForcedRuns,
     HostMatcher,
     HostVocabulary,
@@ -23,16 +24,19 @@ from zllm_jax.fence import (
     lark,
 )
 from zllm_jax.runtime import Watched
-from zllm_jax.values import Fence
+from zllm_jax.values import Fence, Request
 
 _KEPT = 64  # grammars
 _ROWS_A_TOKEN = 8  # of a prefill, which cost as much as one token's decode step
 _BEGIN = "\n"  # the space that the tokenizer adds goes before it
 
 
-def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
-    """The tokens that text is made of; control tokens and ids beyond the tokenizer's match none."""
-    silent = tokenizer.special_ids | set(tokenizer.eos_ids)
+def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, shown: frozenset[int] = frozenset()) -> Vocabulary:
+    """The tokens that text is made of; control tokens and ids beyond the tokenizer's match none.
+
+    shown: control tokens that are text to some fence (`markup_ids`); the others leave them out.
+    """
+    silent = tokenizer.special_ids - shown | set(tokenizer.eos_ids)
     tokens = [b"" if token in silent else tokenizer.token_bytes(token) for token in range(vocab_size)]
     return Vocabulary(tokens, tokenizer.eos_ids)
 
@@ -69,10 +73,14 @@ class Ready:
 
 
 class FenceCompiler:
-    """Compiles fences over one vocabulary, in the caller's thread; the last few are kept."""
+    """Compiles fences over one vocabulary, in the caller's thread; the last few are kept.
 
-    def __init__(self, vocabulary: Vocabulary, max_states: int) -> None:
-        self._vocabulary, self._max_states = vocabulary, max_states
+    shown: as `vocabulary_of` had it.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, max_states: int, shown: frozenset[int] = frozenset()) -> None:
+        self._vocabulary, self._max_states, self._shown = vocabulary, max_states, shown
+        self._parts = {shown: vocabulary}  # by the control tokens that are text in them
         self._kept: OrderedDict[str, Ready] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -82,30 +90,58 @@ class FenceCompiler:
             key = json.dumps(asdict(fence))
         except (TypeError, ValueError) as error:
             raise InvalidRequest(f"the schema is no JSON: {error}", param="fence") from None
+        if fence.lark is not None:
+            grammar = fence.lark
+            return self._remembered(key, lambda: self._on_host(grammar))
+        return self._remembered(key, lambda: self._on_device(frozenset(), "fence", compile_fence(fence)))
+
+    def ready_calls(self, spoken: Spoken, request: Request, thinking: bool | None) -> Ready:
+        """Of a turn that may call the request's tools. thinking: as `call_machine` has it. Raises as `ready` does."""
+        demand = [spoken.name, request.tools, repr(request.tool_choice), request.parallel_tool_calls, thinking]
+        try:
+            key = json.dumps(demand)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"the tools are no JSON: {error}", param="tools") from None
+
+        def make() -> Ready:
+            tools, parallel = tools_of(request.tools), request.parallel_tool_calls
+            machine = call_machine(spoken.layout, tools, request.tool_choice, parallel=parallel, thinking=thinking)
+            return self._on_device(spoken.shown, "tools", Compiled(machine))
+
+        return self._remembered(key, make)
+
+    def _remembered(self, key: str, make: Callable[[], Ready]) -> Ready:
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        made = self._on_device(fence) if fence.lark is None else self._on_host(fence.lark)
+        made = make()
         with self._lock:
             self._kept[key] = made
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         return made
 
-    def _on_device(self, fence: Fence) -> Ready:
-        compiled = compile_fence(fence)
+    def _on_device(self, shown: frozenset[int], param: str, compiled: Compiled) -> Ready:
         if compiled.machine.num_states > self._max_states - 2:
             raise InvalidRequest(
                 f"the fence has {compiled.machine.num_states} states, but there is room for {self._max_states - 2}: "
                 "raise EngineConfig.fence_states, or simplify the grammar",
-                param="fence",
+                param=param,
             )
-        return Ready(compile_tokens(compiled.machine, self._vocabulary), compiled.relaxed)
+        return Ready(compile_tokens(compiled.machine, self._part(shown)), compiled.relaxed)
 
     def _on_host(self, grammar: str) -> Ready:
         return Ready(self._host_vocabulary.matcher(lark(grammar)))
 
     @cached_property
     def _host_vocabulary(self) -> HostVocabulary:
-        return HostVocabulary(self._vocabulary.tokens, self._vocabulary.eos_ids)
+        plain = self._part(frozenset())
+        return HostVocabulary(plain.tokens, plain.eos_ids)
+
+    def _part(self, shown: frozenset[int]) -> Vocabulary:
+        """The vocabulary in which these control tokens are text, and no others."""
+        with self._lock:
+            if shown not in self._parts:
+                self._parts[shown] = self._vocabulary.without(self._shown - shown)
+            return self._parts[shown]

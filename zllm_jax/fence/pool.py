@@ -109,7 +109,7 @@ class FencePool:
 
         Raises `UnsupportedGrammar` when it alone is too large, `Overloaded` while others need the room.
         """
-        if tables.vocabulary.digest != self.vocabulary.digest:
+        if tables.vocabulary.origin != self.vocabulary.digest:
             raise ValueError("the tables are of another vocabulary")
         fresh = tables.digest not in self._loaded
         if fresh:

@@ -21,6 +21,7 @@ from zllm_jax.fence.schema.document import Schema
 from zllm_jax.fence.schema.finish import finished
 
 _ALWAYS = Condition()
+_LATER = -1  # a text's beginning is over
 
 
 @dataclass(frozen=True)
@@ -127,27 +128,40 @@ class Structure:
                 self._builder.edges(int(states[i]), states[automaton.transitions[i]])
         return int(states[automaton.start])
 
-    def until(self, triggers: Mapping[bytes, int], *, accepting: bool) -> int:
+    def until(self, triggers: Mapping[bytes, int], *, accepting: bool, first: Branch | None = None) -> int:
         """A state in which free text begins that goes on in a trigger's state at its end; `DEAD` forbids the trigger.
 
-        accepting: whether the text may end without one.
+        accepting: whether the text may end without one. first: a text that leads elsewhere where nothing but white
+        space stands before it.
         """
         utf8 = regular.any_text()
-        nodes: dict[tuple[bytes, int], int] = {(b"", utf8.start): self.state(accepting=accepting)}
+        begin = b"", utf8.start, 0 if first is not None else _LATER
+        nodes: dict[tuple[bytes, int, int], int] = {begin: self.state(accepting=accepting)}
         waiting = list(nodes)
-        for seen, where in waiting:
+        for seen, where, begun in waiting:
             row = np.zeros(256, np.int32)
             for byte in np.flatnonzero(utf8.transitions[where]).tolist():
-                key = _longest_begun(seen + bytes([byte]), triggers), int(utf8.transitions[where, byte])
-                if key[0] in triggers:
-                    row[byte] = triggers[key[0]]
+                if first is not None and begun != _LATER and bytes([byte]) == first.text[begun:]:
+                    row[byte] = first.to
                     continue
+                text, after = _longest_begun(seen + bytes([byte]), triggers), int(utf8.transitions[where, byte])
+                if text in triggers:
+                    row[byte] = triggers[text]
+                    continue
+                key = text, after, _LATER if first is None else _begun(first.text, begun, byte)
                 if key not in nodes:
-                    nodes[key] = self.state(accepting=accepting and bool(utf8.accepting[key[1]]))
+                    nodes[key] = self.state(accepting=accepting and bool(utf8.accepting[after]))
                     waiting.append(key)
                 row[byte] = nodes[key]
-            self._builder.edges(nodes[seen, where], row)
-        return nodes[b"", utf8.start]
+            self._builder.edges(nodes[seen, where, begun], row)
+        return nodes[begin]
+
+    def either(self, one: int, other: int) -> int:
+        """A state that goes on as both do. Raises `ValueError` where they differ in what follows a byte."""
+        state = self.state()
+        self._builder.copy_edges(one, state)
+        self._builder.copy_edges(other, state)
+        return state
 
     def machine(self, start: int) -> Machine:
         """The machine of all pieces that can be reached from `start`."""
@@ -177,6 +191,15 @@ def _any_of(branches: Sequence[Branch]) -> tuple[Condition, ...]:
         else:
             others.append(one)
     return (*dict.fromkeys(others), *(replace(bare, some_clear=bits) for bare, bits in clear.items()))
+
+
+def _begun(first: bytes, begun: int, byte: int) -> int:
+    """How much of `first` there is after one byte more, or `_LATER`."""
+    if begun == _LATER:
+        return _LATER
+    if first[begun] == byte:
+        return begun + 1
+    return 0 if begun == 0 and byte in b" \t\r\n" else _LATER
 
 
 def _longest_begun(text: bytes, triggers: Mapping[bytes, int]) -> bytes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -32,16 +32,29 @@ class Level:
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """tokens: the bytes of every id, b"" for control tokens and for ids without text, which no text ever matches."""
+    """tokens: the bytes of every id, b"" for control tokens and for ids without text, which no text ever matches.
+
+    origin: the digest of the vocabulary of which this one is a part (`without`); its own where it is none.
+    """
 
     tokens: tuple[bytes, ...]
     eos_ids: tuple[int, ...]
+    origin: str = field(default="", repr=False)
 
     def __init__(self, tokens: Sequence[bytes], eos_ids: Iterable[int]) -> None:
         object.__setattr__(self, "tokens", tuple(tokens))
         object.__setattr__(self, "eos_ids", tuple(sorted(set(eos_ids))))
         if any(self.tokens[token] for token in self.eos_ids):
             raise ValueError("an EOS token has bytes: give it as b'', it stands for no text")
+        object.__setattr__(self, "origin", self.digest)
+
+    def without(self, ids: Collection[int]) -> Vocabulary:
+        """The same, but no text ever matches `ids`. What is compiled for it fits wherever this vocabulary is used."""
+        if not any(self.tokens[token] for token in ids):
+            return self
+        made = Vocabulary([b"" if token in ids else one for token, one in enumerate(self.tokens)], self.eos_ids)
+        object.__setattr__(made, "origin", self.origin)
+        return made
 
     def __len__(self) -> int:
         return len(self.tokens)

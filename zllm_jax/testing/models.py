@@ -28,8 +28,8 @@ class ByteTokenizer:
         """The bytes of `text`; BOS only where it is asked for."""
         return [*((self.bos_id,) if add_bos else ()), *text.encode()]
 
-    def decode(self, tokens: Iterable[int]) -> str:
-        """The text of `tokens`; bytes that are no UTF-8 become U+FFFD, specials vanish."""
+    def decode(self, tokens: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of `tokens`; bytes that are no UTF-8 become U+FFFD, specials have none."""
         return b"".join(self.token_bytes(token) for token in tokens).decode(errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
