@@ -1,7 +1,7 @@
 """Each difference of two masks, put down to one of few reasons by completing the text: or it is a fault of ours.
 
-What only we allow is right where a text that goes on so is valid, which `jsonschema` says. What only they allow is wrong
-where theirs completes it to something invalid; valid texts that we refuse must be those that we write in another way.
+What only we allow is right where a text that goes on so is valid, which `jsonschema` says. What only they allow is
+wrong where they complete it to something invalid; a valid text that we refuse must be one that we write differently.
 """
 
 from __future__ import annotations
@@ -25,6 +25,14 @@ from zllm_jax.fence.host import HostMatcher, HostVocabulary
 from zllm_jax.fence.schema import json_schema
 
 SAMPLED = 12  # tokens of each side of a difference
+REASONS = {
+    "they refuse: a name": "members come in the schema's order only, listed ones before others; here in any order",
+    "they refuse: an escape": "texts with a pattern, a format or a bound have no escapes; here JSON's, each of them",
+    "they refuse: DEL as it is": "they escape U+007F, which JSON does not ask for",
+    "they refuse: a number": "an integer has no fraction; here 5.0 is one, as in JSON Schema",
+    "they refuse: a value": "fewer spellings of numbers, such as -0",
+    "they allow: another spelling of the same value": "what a schema lists is spelled here as `json.dumps` does",
+}
 
 
 class UnexplainedError(AssertionError):
@@ -92,7 +100,7 @@ class Sides:
             raise UnexplainedError(f"we allow {text!r}, which is no JSON: {error}") from None
         if wrong := self._wrong(value):
             raise UnexplainedError(f"we allow {text!r}, but {wrong}")
-        return _where(place.text, text)
+        return _kind(place.text, added)
 
     def _completed(self, place: Place, added: bytes) -> bytes | None:
         at = self.tables.machine.run(added, place.ours)
@@ -103,12 +111,14 @@ class Sides:
 
     def _theirs_only(self, place: Place, token: int, rng: random.Random) -> str:
         """Why we refuse it. Several completions: one that we should allow is enough to blame us."""
-        found = set()
-        for _ in range(3):
-            text = self._their_end(place, token, rng)
-            if text is not None:
-                found.add(self._refused(text))
-        return min(found) if found else "what they never complete"
+        added = self.vocabulary.tokens[token]
+        if added and not self.tables.machine.run(added, place.ours).dead:
+            raise UnexplainedError(f"our mask refuses {added!r} after {place.text!r}, our machine does not")
+        ends = [self._their_end(place, token, rng) for _ in range(5)]
+        found = {self._refused(text) for text in ends if text is not None}
+        if not found:
+            raise UnexplainedError(f"they allow {added!r} after {place.text!r}; no completion was found")
+        return min(found)
 
     def _refused(self, text: bytes) -> str:
         """Why we refuse a whole text of theirs."""
@@ -168,23 +178,34 @@ def _some(tokens: np.ndarray, rng: random.Random, several: int) -> list[int]:
     return found if len(found) <= several else rng.sample(found, several)
 
 
-def _where(before: bytes, text: bytes) -> str:
-    """What stands where the two part, roughly: a name, a string, a number, or what is between them."""
-    inside, name, open_ones = False, False, list[str]()
-    cleaned = re.sub(rb"\\.", b"__", before)
-    for place, byte in enumerate(cleaned.decode(errors="replace")):
-        if byte == '"':
+def _kind(before: bytes, added: bytes) -> str:
+    """What of a valid text they leave out."""
+    open_escape = (len(before) - len(before.rstrip(b"\\"))) % 2
+    if b"\x7f" in added:
+        return "DEL as it is"
+    if b"\\" in added or open_escape:
+        return "an escape"
+    found = {_where(before), _where(before + added)}
+    return "a name" if "a name" in found else _where(before)
+
+
+def _where(before: bytes) -> str:
+    """What stands at the end of a beginning of JSON, roughly: a name, a text, a number, or what is between them."""
+    inside, name, before_it, open_ones = False, False, "", ""
+    for character in re.sub(rb"\\.", b"__", before).decode(errors="replace"):
+        if character == '"':
             inside = not inside
-            name = inside and open_ones[-1:] == ["{"] and cleaned.decode(errors="replace")[:place][-1:] in "{,"
-        elif not inside and byte in "{[":
-            open_ones.append(byte)
-        elif not inside and byte in "}]":
-            open_ones.pop()
+            name = open_ones[-1:] == "{" and before_it in "{," if inside else name
+        elif not inside and character in "{[":
+            open_ones += character
+        elif not inside and character in "}]":
+            open_ones = open_ones[:-1]
+        before_it = character
     if inside:
         return "a name" if name else "a text"
-    if cleaned[-1:] and cleaned[-1:] in b"{,":
-        return "a member" if open_ones[-1:] == ["{"] else "an element"
-    return "a number" if cleaned[-1:] and cleaned[-1:] in b"0123456789.eE+-" else "a value"
+    if before_it in ("{", ","):
+        return "a name" if open_ones[-1:] == "{" else "an element"
+    return "a number" if before_it and before_it in "0123456789.eE+-" else "a value"
 
 
 FORMATS = jsonschema.FormatChecker(("date", "email", "ipv4", "uuid"))
