@@ -15,6 +15,9 @@ def mask(tables: TokenTables, at: Position) -> npt.NDArray[np.bool_]:
         return np.zeros(len(vocabulary), np.bool_)
     kind = tables.row[at.state]
     found = unpack_bits(tables.masks[kind], len(vocabulary))
+    if tables.count_row[kind] >= 0:
+        counts = tables.counts[tables.count_row[kind]].astype(np.int64)
+        found |= (counts > 0) & (counts <= tables.count_most[kind] - at.stack[-1].count)
     for token in tables.dependent[tables.depends[kind] : tables.depends[kind + 1]].tolist():
         found[token] = not machine.run(vocabulary.tokens[token], at).dead
     found[list(vocabulary.eos_ids)] = machine.ended(at)
@@ -30,4 +33,6 @@ def legal(tables: TokenTables, at: Position, token: int) -> bool:
     kind = tables.row[at.state]
     if token in tables.dependent[tables.depends[kind] : tables.depends[kind + 1]]:
         return not tables.machine.run(tables.vocabulary.tokens[token], at).dead
+    if tables.count_row[kind] >= 0 and (count := int(tables.counts[tables.count_row[kind], token])):
+        return count + at.stack[-1].count <= tables.count_most[kind]
     return bool(tables.masks[kind, token // 32] >> np.uint32(token % 32) & np.uint32(1))
