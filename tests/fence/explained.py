@@ -218,3 +218,22 @@ def _date(value: object) -> bool:
     if isinstance(value, str):
         date.fromisoformat(re.sub("^0000", "2000", value))
     return not isinstance(value, str) or len(value) == 10
+
+
+@FORMATS.checks("time", raises=ValueError)
+def _time(value: object) -> bool:
+    """A second 60 comes at the end of a day in UTC only."""
+    if not isinstance(value, str):
+        return True
+    found = re.fullmatch(r"(\d\d):(\d\d):(\d\d)(\.\d+)?([zZ]|([+-])(\d\d):(\d\d))", value)
+    if not found:
+        return False
+    hour, minute, second = (int(found[i]) for i in (1, 2, 3))
+    ahead = 0 if found[6] is None else (60 * int(found[7]) + int(found[8])) * (-1 if found[6] == "-" else 1)
+    inside = hour < 24 and minute < 60 and int(found[7] or 0) < 24 and int(found[8] or 0) < 60
+    return inside and (second < 60 or (second == 60 and (60 * hour + minute - ahead) % 1440 == 1439))
+
+
+@FORMATS.checks("date-time", raises=ValueError)
+def _date_time(value: object) -> bool:
+    return not isinstance(value, str) or (value[10:11] in ("T", "t") and _date(value[:10]) and _time(value[11:]))
