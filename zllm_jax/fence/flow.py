@@ -84,13 +84,13 @@ def _graph(source: Ints, target: Ints, num_states: int) -> csr_array:
 
 def _reached(graph: csr_array, begin: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """What can be reached from any of several states."""
-    reached = begin.copy()
-    fresh = np.flatnonzero(begin)
-    while len(fresh):
-        after = np.unique(graph[fresh].indices)
-        fresh = after[~reached[after]]
-        reached[fresh] = True
-    return reached
+    first, size = len(begin), (len(begin) + 1, len(begin) + 1)
+    starts = np.flatnonzero(begin)
+    more = csr_array((np.ones(len(starts), np.int32), starts, [*([0] * first), 0, len(starts)]), shape=size)
+    graph = csr_array((graph.data, graph.indices, np.append(graph.indptr, graph.indptr[-1])), shape=size)
+    reached = np.zeros(first + 1, np.bool_)
+    reached[breadth_first_order(graph + more, first, return_predecessors=False)] = True
+    return reached[:first]
 
 
 def _returning(machine: Machine, edge: Edge, alive: npt.NDArray[np.bool_]) -> bool:

@@ -1,8 +1,12 @@
 """Free stretches of a machine, such as the inside of a text: what tokens do there is the same in every grammar.
 
-A region is a set of states that all lead to each other. For a vocabulary, the tokens that stay inside from their first
-byte to their last, and the places where others leave, are found once and kept with it. Edges inside may count, as the
-characters of a text that must not become too long: of each token is known how often.
+A region is a state that leads to itself by many bytes, and those that it reaches and that cannot but lead back. For a
+vocabulary, the tokens that stay inside from their first byte to their last, and the places where others leave, are
+found once and kept with it. Edges inside may count, as the characters of a text that must not become too long: of each
+token is known how often.
+
+Another state may follow a region's: whatever stays inside there is legal here too, as in names of which some are listed
+and lead elsewhere once they end. It shares the region's tokens.
 """
 
 from __future__ import annotations
@@ -15,15 +19,15 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from zllm_jax.fence.automaton import DEAD
+from zllm_jax.fence.flow import columns
 from zllm_jax.fence.machine import Condition, Edge, Machine
 from zllm_jax.fence.vocabulary import Level, Vocabulary, pack_bits
 
 Ints = npt.NDArray[np.int64]
 MAX_STATES = 64
+LONGEST_WAY = 12  # bytes from a state back to its region's widest
 MOST_KEPT = 32  # for each vocabulary
 WIDE = 64  # a region has so many bytes, at least, that lead from its widest state to itself
 
@@ -51,14 +55,14 @@ class Region:
 
 @dataclass(frozen=True, eq=False)
 class Exits:
-    """Where tokens leave at one depth: walks from state `root` reach a node of the trie, whose byte leaves `state`.
+    """Where tokens leave at one depth: walks from state `root` reach a node of the trie, whose byte leaves.
 
-    doubt: whether a bound may have stopped them before.
+    path: u8[., d - 1], the bytes before that. doubt: whether a bound may have stopped them before.
     """
 
     root: Ints
     node: Ints
-    state: Ints
+    path: npt.NDArray[np.uint8]
     doubt: npt.NDArray[np.bool_]
 
 
@@ -82,26 +86,84 @@ class RegionTables:
 _KEPT: WeakKeyDictionary[Vocabulary, dict[str, RegionTables]] = WeakKeyDictionary()
 
 
-def regions_of(machine: Machine) -> list[Region]:
-    """The regions that are wide and small."""
-    edges, most = _with_counted(machine)
-    source, byte = np.nonzero(edges > 0)
-    target = edges[source, byte]
-    loops = np.bincount(source[source == target], minlength=machine.num_states)
-    if loops.max(initial=0) < WIDE:
-        return []
-    size = (machine.num_states, machine.num_states)
-    graph = coo_array((np.ones(len(source), np.bool_), (source, target)), shape=size)
-    _, label = connected_components(graph, connection="strong")
-    sizes = np.bincount(label)
-    roots: dict[int, int] = {}
-    for state in np.flatnonzero(loops >= WIDE).tolist():
-        best = roots.setdefault(int(label[state]), state)
-        if loops[state] > loops[best]:
-            roots[int(label[state])] = state
-    small = ((root, label == one) for one, root in roots.items() if sizes[one] <= MAX_STATES)
-    made = (_region(machine, edges, most, *one) for one in small)
-    return [region for region in made if region is not None]
+@dataclass(frozen=True, eq=False)
+class Regions:
+    """The regions of a machine. plain: i64[Q, 256], its edges, those that only count as if plain, no other special one.
+
+    index, local: i64[Q], of each state the region that it is in, or follows, and which of its states; -1 for none.
+    """
+
+    regions: Sequence[Region]
+    plain: Ints
+    index: Ints
+    local: Ints
+
+
+def regions_of(machine: Machine) -> Regions:
+    """The regions that are wide and small, and what follows them."""
+    plain, most = _with_counted(machine)
+    loops = (plain == np.arange(machine.num_states)[:, None]).sum(axis=1)
+    loops[DEAD] = 0
+    home = np.where(loops >= WIDE, np.arange(machine.num_states), 0)
+    _spread(home, plain, machine)
+    regions: list[Region] = []
+    index, local = np.full(machine.num_states, -1), np.full(machine.num_states, -1)
+    for root in np.flatnonzero(loops >= WIDE).tolist():
+        region = _region(machine, plain, most, root, home == root)
+        if region is not None:
+            index[region.states], local[region.states] = len(regions), np.arange(len(region.states))
+            regions.append(region)
+    if regions:
+        _follow(machine, plain, regions, index, local)
+    return Regions(regions, plain, index, local)
+
+
+def _spread(home: Ints, plain: Ints, machine: Machine) -> None:
+    """Give states from which all ways lead to one root that root as their `home`."""
+    kinds = columns(machine)
+    edges, own = plain[:, kinds], machine.edges[:, kinds]
+    free = (home == 0) & (own != DEAD).any(axis=1) & ~((own < 0) & (edges == 0)).any(axis=1)
+    for _ in range(LONGEST_WAY):
+        homes = home[edges]
+        low, high = np.where(edges > 0, homes, len(home)).min(axis=1), homes.max(axis=1)
+        fresh = free & (home == 0) & (low == high)
+        if not fresh.any():
+            break
+        home[fresh] = high[fresh]
+
+
+def _follow(machine: Machine, plain: Ints, regions: Sequence[Region], index: Ints, local: Ints) -> None:
+    """Find the states that follow those of a region."""
+    kinds = columns(machine)
+    edges, own = plain[:, kinds], machine.edges[:, kinds]
+    others = np.flatnonzero((index < 0) & ((edges > 0).sum(axis=1) >= 2))
+    home = np.where(edges[others] > 0, index[edges[others]], -1)
+    known = (home >= 0).any(axis=1)
+    others, home = others[known], home.max(axis=1)[known]
+    for number, region in enumerate(regions):
+        mine = others[home == number]
+        if not len(mine) or region.counts.any():
+            continue
+        best = np.zeros(len(mine), np.int64)
+        for state, (after, leaves) in enumerate(zip(region.inside[:, kinds], region.leaves[:, kinds], strict=True)):
+            allowed = np.where(after >= 0, edges[mine] > 0, leaves | (own[mine] == DEAD)).all(axis=1)
+            shared = ((edges[mine] == region.states[after]) & (after >= 0)).sum(axis=1)
+            better = allowed & (shared > best)
+            best[better] = shared[better]
+            index[mine[better]], local[mine[better]] = number, state
+    inside = [region.inside[:, kinds] for region in regions]
+    while True:
+        dropped = False
+        for number, inner in enumerate(inside):
+            mine = others[(index[others] == number)]
+            after = inner[local[mine]]
+            target = edges[mine]
+            good = (after < 0) | ((index[target] == number) & (local[target] == after))
+            wrong = mine[~good.all(axis=1)]
+            index[wrong], local[wrong] = -1, -1
+            dropped |= bool(len(wrong))
+        if not dropped:
+            return
 
 
 def _with_counted(machine: Machine) -> tuple[Ints, dict[int, int | None]]:
@@ -135,7 +197,7 @@ def _region(
     inside = np.where(edges > 0, local[np.maximum(edges, 0)], -1)
     counts = (inside >= 0) & (own < 0)
     bounds = {most[one] for one in np.unique(~own[counts]).tolist()}
-    if len(bounds) > 1:
+    if len(bounds) > 1 or len(waiting) > MAX_STATES:
         return None
     return Region(
         np.array(waiting, np.int64), inside, (own != DEAD) & (inside < 0), counts, bounds.pop() if bounds else None
@@ -161,16 +223,18 @@ def _tables(region: Region, vocabulary: Vocabulary) -> RegionTables:
     counts = np.zeros((num_states, len(vocabulary)), np.uint8)
     root, state = np.arange(num_states), np.arange(num_states)
     node, count = np.zeros(num_states, np.int64), np.zeros(num_states, np.int64)
-    exits = [Exits(root[:0], node[:0], state[:0], node[:0] > 0)]
+    path = np.zeros((num_states, 0), np.uint8)
+    exits = [Exits(root[:0], node[:0], path[:0], node[:0] > 0)]
     for level, below in pairwise(levels):
         source, node = children(level, node)
         byte = below.byte[node]
         leaves = np.flatnonzero(region.leaves[state[source], byte])
         gone = source[leaves]
-        exits.append(Exits(root[gone], node[leaves], state[gone], count[gone] > 0))
+        exits.append(Exits(root[gone], node[leaves], path[gone], count[gone] > 0))
         after, counted = region.inside[state[source], byte], region.counts[state[source], byte]
         stays = np.flatnonzero(after >= 0)
         source = source[stays]
+        path = np.concatenate([path[source], byte[stays, None].astype(np.uint8)], axis=1)
         root, state, node = root[source], after[stays], node[stays]
         count = count[source] + (counted[stays] if region.most is not None else 0)
         own = below.own[node] - below.start[node]

@@ -148,7 +148,8 @@ def _spellable(machine: Machine, vocabulary: Vocabulary) -> tuple[Machine, bool]
     edges = machine.edges.copy()
     edges[:, sorted(missing)] = DEAD
     without = replace(machine, edges=edges)
-    if np.array_equal(leading_on(without), leading_on(machine)):
+    alive = leading_on(without)
+    if alive[DEAD + 1 :].all() or np.array_equal(alive, leading_on(machine)):
         return without, False
     if machine.special:
         raise UnsupportedGrammar(f"the vocabulary has no token for the single bytes {bytes(sorted(missing))!r}")

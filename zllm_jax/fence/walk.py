@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -69,13 +68,14 @@ class _Steps:
 
 @dataclass(frozen=True, eq=False)
 class _Stretch:
-    """Regions of one digest. kind: i64[G, k], of the states that stand for a kind, else -1; state: i64[G, k].
+    """Kinds of state that are in regions of one digest, or follow them, with their states, i64[K].
 
-    most: i64[G], what the count may come to.
+    local: which state of the region. most: what the count may come to.
     """
 
     kind: Ints
     state: Ints
+    local: Ints
     most: Ints
     tables: RegionTables
 
@@ -91,28 +91,29 @@ class Walk:
         self._stacks: list[tuple[int, int]] = [(0, -1)]  # of each pushed stack: the one below, and its row of returns
         self._stack_ids: dict[tuple[int, int], int] = {}
         self.kinds, self.row = np.unique(self._alike[-1], return_inverse=True)
+        self._regions = regions_of(machine)
         self._stretches = list(self._find_stretches(vocabulary))
 
     def _find_stretches(self, vocabulary: Vocabulary) -> Iterator[_Stretch]:
-        regions = sorted(regions_of(self._machine), key=lambda one: one.digest)
-        for _, several in groupby(regions, key=lambda one: one.digest):
-            same = list(several)
-            state = np.stack([one.states for one in same])
-            kind = np.where(self.kinds[self.row[state]] == state, self.row[state], -1)
-            most = np.array([one.most or 0 for one in same])
-            yield _Stretch(kind, state, most, region_tables(same[0], vocabulary))
+        regions = self._regions.regions
+        digests = [one.digest for one in regions]
+        of_kind = self._regions.index[self.kinds]
+        for digest in dict.fromkeys(digests):
+            same: npt.NDArray[np.bool_] = np.array([one == digest for one in digests])
+            kind = np.flatnonzero((of_kind >= 0) & same[of_kind])
+            state, most = self.kinds[kind], np.array([one.most or 0 for one in regions])[of_kind[kind]]
+            tables = region_tables(regions[int(np.argmax(same))], vocabulary)
+            yield _Stretch(kind, state, self._regions.local[state], most, tables)
 
     def inside(self) -> Iterator[tuple[Ints, npt.NDArray[np.uint32]]]:
         """Kinds within free stretches, and the tokens that stay there, u32[., W]; `found` has the others."""
-        for one in self._stretches:
-            group, local = np.nonzero(one.kind >= 0)
-            yield one.kind[group, local], one.tables.masks[local]
+        return ((one.kind, one.tables.masks[one.local]) for one in self._stretches)
 
     def counted(self) -> Iterator[tuple[Ints, Ints, npt.NDArray[np.uint8]]]:
         """Kinds within stretches that count to a bound: the bounds, and what each token adds, u8[., V] (0: not so)."""
         for one in self._stretches:
-            group, local = np.nonzero((one.kind >= 0) & one.tables.counts.any(axis=1))
-            yield one.kind[group, local], one.most[group], one.tables.counts[local]
+            some = np.flatnonzero(np.any(one.tables.counts[one.local], axis=1))
+            yield one.kind[some], one.most[some], one.tables.counts[one.local[some]]
 
     def found(self) -> Found:
         """What may come, by kind of state."""
@@ -149,11 +150,13 @@ class Walk:
         others = np.ones(len(self.kinds) if depth == 1 else 0, np.bool_)
         for one in self._stretches:
             exits = one.tables.exits[depth]
-            group, index = np.nonzero(one.kind[:, exits.root] >= 0)
-            state = one.state[group, exits.state[index]]
-            yield one.kind[group, exits.root[index]], exits.node[index], state, exits.doubt[index]
+            which, index = np.nonzero(one.local[:, None] == exits.root)
+            state = one.state[which]
+            for byte in exits.path[index].T:
+                state = self._regions.plain[state, byte]
+            yield one.kind[which], exits.node[index], state, exits.doubt[index]
             if depth == 1:
-                others[one.kind[one.kind >= 0]] = False
+                others[one.kind] = False
         kinds = np.flatnonzero(others)
         edges = self._edges[self.kinds[kinds]][:, self._levels[depth].byte]
         index, node = np.nonzero(edges if depth == 1 else edges[:0])

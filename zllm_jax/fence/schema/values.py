@@ -21,7 +21,7 @@ _OPERATIONS: Mapping[str, Callable[[ByteAutomaton, ByteAutomaton], ByteAutomaton
     "or": regular.union,
     "without": regular.difference,
 }
-LONG_TEXT = 24  # characters; shorter bounds are counted by states
+LONG_TEXT = 6  # characters; shorter bounds are counted by states
 MAX_SHAPES = 128  # alternatives of one type in one place
 
 
