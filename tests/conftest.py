@@ -62,3 +62,9 @@ def smollm2() -> Path:
 def gemma3() -> Path:
     """The weights of Gemma 3 270M, fetched if missing; skips where they can't be."""
     return pulled("gemma3-270m")
+
+
+@pytest.fixture(scope="session")
+def deepseek() -> Path:
+    """The tokenizer of DeepSeek V4, fetched if missing; skips where it can't be."""
+    return pulled("deepseek-v4-tokenizer")

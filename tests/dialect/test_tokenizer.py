@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from zllm_jax.checkpoint import TokenizerFiles, Vocabulary, open_checkpoint
+from zllm_jax.checkpoint import TokenizerFiles, Vocabulary, open_tokenizer
 from zllm_jax.dialect import Detokenizer, Tokenizer, load_tokenizer
 from zllm_jax.dialect.spm import split_tokens
 from zllm_jax.errors import BadTokenizer
@@ -22,23 +22,22 @@ from zllm_jax.errors import BadTokenizer
 REFERENCE = Path(__file__).parent.parent / "data" / "reference"
 
 
-def files_of(path: Path) -> TokenizerFiles:
-    files = open_checkpoint(path).tokenizer
-    assert files is not None
-    return files
-
-
 @pytest.fixture(scope="module")
 def smol(smollm2: Path) -> Tokenizer:
-    return load_tokenizer(files_of(smollm2))
+    return load_tokenizer(open_tokenizer(smollm2))
 
 
 @pytest.fixture(scope="module")
 def gemma(gemma3: Path) -> Tokenizer:
-    return load_tokenizer(files_of(gemma3))
+    return load_tokenizer(open_tokenizer(gemma3))
 
 
-@pytest.fixture(params=["smol", "gemma", "llama2", "json"])
+@pytest.fixture(scope="module")
+def v4(deepseek: Path) -> Tokenizer:
+    return load_tokenizer(open_tokenizer(deepseek))
+
+
+@pytest.fixture(params=["smol", "gemma", "v4", "llama2", "json"])
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     found: Tokenizer = request.getfixturevalue(request.param)
     return found
@@ -49,10 +48,12 @@ def prompts(name: str) -> list[dict[str, object]]:
     return [prompt for prompt in found if prompt["text"] is not None]
 
 
-def test_smollm2_vectors(smol: Tokenizer) -> None:
-    for vector in json.loads((REFERENCE / "smollm2" / "tokenizer_vectors.json").read_text())["vectors"]:
-        assert smol.encode(vector["text"]) == vector["ids"]
-        assert smol.decode(vector["ids"], skip_special=False) == vector["text"]
+@pytest.mark.parametrize("name, fixture", [("smollm2", "smol"), ("deepseek", "v4")])
+def test_vectors(name: str, fixture: str, request: pytest.FixtureRequest) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(fixture)
+    for vector in json.loads((REFERENCE / name / "tokenizer_vectors.json").read_text())["vectors"]:
+        assert tokenizer.encode(vector["text"]) == vector["ids"]
+        assert tokenizer.decode(vector["ids"], skip_special=False) == vector["text"]
 
 
 @pytest.mark.parametrize("prompt", prompts("smollm2"), ids=lambda prompt: prompt["name"])
@@ -71,6 +72,12 @@ def test_what_the_files_say(smol: Tokenizer, gemma: Tokenizer) -> None:
     assert (gemma.vocab_size, gemma.bos_id, gemma.eos_ids, gemma.add_bos) == (262_144, 2, (1,), True)
     assert smol.token_bytes(2) == b"<|im_end|>"
     assert 2 in smol.special_ids
+
+
+def test_what_the_files_of_deepseek_say(v4: Tokenizer) -> None:
+    assert (v4.vocab_size, v4.bos_id, v4.eos_ids, v4.add_bos) == (129_280, 0, (1,), False)
+    assert v4.encode("<think></think>｜DSML｜") == [128_821, 128_822, 128_825]
+    assert not {128_821, 128_822, 128_825} & v4.special_ids  # markup that calls are read from is text
 
 
 # Small tokenizers of the two other kinds -----------------------------------------------------------------------------

@@ -30,8 +30,15 @@ class Difference:
 
 
 def schema_grammar(schema: dict[str, Any]) -> str:
-    """llguidance's grammar of `schema`, without white space. Raises `ValueError` for what it does not support."""
-    grammar: str = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=COMPACT)
+    """llguidance's grammar of `schema`, without white space. Raises `ValueError` for what it does not support.
+
+    no_forcing: else its masks allow one tokenisation only wherever a single text can follow.
+    """
+    if not isinstance(schema, dict):
+        raise ValueError("llguidance takes no boolean as a schema")
+    options = '%llguidance {"no_forcing": true}'
+    text = f"{options}\nstart: %json {json.dumps({**schema, 'x-guidance': COMPACT})}\n"
+    grammar: str = llguidance.LLMatcher.grammar_from_lark(text)
     if error := llguidance.LLMatcher.validate_grammar(grammar):
         raise ValueError(error)
     return grammar

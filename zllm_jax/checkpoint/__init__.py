@@ -6,7 +6,7 @@ into the canonical layout of `parameter_shapes`. `pull` fetches the models of th
 
 from zllm_jax.checkpoint.base import Checkpoint, TokenizerFiles, Vocabulary
 from zllm_jax.checkpoint.catalogue import KnownModel, is_pulled, known_models, resolve
-from zllm_jax.checkpoint.opening import open_checkpoint
+from zllm_jax.checkpoint.opening import open_checkpoint, open_tokenizer
 from zllm_jax.checkpoint.orbax_directory import OrbaxDirectory, convert
 from zllm_jax.checkpoint.parameters import parameter_shapes
 from zllm_jax.checkpoint.pull import pull
@@ -21,6 +21,7 @@ __all__ = [
     "is_pulled",
     "known_models",
     "open_checkpoint",
+    "open_tokenizer",
     "parameter_shapes",
     "pull",
     "resolve",

