@@ -6,12 +6,13 @@ from zllm_jax.experiment import (
     cache_granularity,
     cache_trace,
     decode_speed,
+    fence_overhead,
     restore_overlap,
     soak,
     ttft_restore,
 )
 from zllm_jax.experiment.kind import Kind
 
-_MODULES = (ttft_restore, decode_speed, restore_overlap, cache_trace, cache_granularity, soak)
+_MODULES = (ttft_restore, decode_speed, restore_overlap, cache_trace, cache_granularity, fence_overhead, soak)
 
 KINDS: dict[str, Kind] = {module.KIND.name: module.KIND for module in _MODULES}
