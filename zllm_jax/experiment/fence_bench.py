@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from zllm_jax.checkpoint import open_checkpoint, resolve
-from zllm_jax.config import EngineConfig, ModelConfig
+from zllm_jax.config import EngineConfig, ModelConfig, zllm_home
 from zllm_jax.dialect import load_tokenizer
 from zllm_jax.dialect.vocabulary import vocabulary_of
 from zllm_jax.errors import ConfigError
 from zllm_jax.experiment.config import ExperimentConfig
 from zllm_jax.experiment.kind import Progress
+from zllm_jax.experiment.measure import read_rate
 from zllm_jax.fence import (
     FencePool,
     Place,
@@ -29,6 +30,7 @@ from zllm_jax.fence import (
     compile_tokens,
     fence_advance,
     fence_mask,
+    pack_bits,
     pack_positions,
     unpack_bits,
 )
@@ -45,6 +47,7 @@ from zllm_jax.runtime import (
     architecture,
     check_shapes,
     init_state,
+    keep_compilations,
     load_params,
     pages_for,
     sample,
@@ -144,14 +147,14 @@ class Bench:
         self._place: Place = self._runner.load_fence(self.tables)
         self._on_device = jax.device_put(pool.tables)
         self._bytes = {text[0]: token for token, text in enumerate(self.vocabulary.tokens) if len(text) == 1}
-        grammar = lark("start: %json " + json.dumps(_SAME_SPACES | SCHEMA))
+        grammar = lark("start: %json " + json.dumps({**_SAME_SPACES, **SCHEMA}))
         begin = HostVocabulary(self.vocabulary.tokens, self.vocabulary.eos_ids).matcher(grammar)
         before = {name: begin.advance_all(self._bytes[byte] for byte in text[:-1]) for name, text in PLACES.items()}
         self._before: dict[str, HostMatcher] = before
 
-    def decode(self, place: str | None, batch: int, temperature: float, steps: int) -> Timed:
-        """`steps` steps in one call, free or fenced on the device; the host's copy of the positions follows."""
-        at = None if place is None else self.tables.machine.run(PLACES[place])
+    def decode(self, place: str, batch: int, temperature: float, steps: int) -> Timed:
+        """`steps` steps in one call, free ("") or fenced on the device; the host's copy of the positions follows."""
+        at = self.tables.machine.run(PLACES[place]) if place else None
         rows = self._rows(batch, temperature, steps, None if at is None else Fenced(self._place, at))
         begun = time.perf_counter()
         drawn = [tuple(one.token for one in row) for row in self._runner.decode(rows, steps)]
@@ -186,9 +189,9 @@ class Bench:
         token = int(np.flatnonzero(unpack_bits(mask[0], len(self.vocabulary)))[0])
         _, advance_s = _timed(lambda: [matcher.advance(token) for matcher in matchers])
         scores = jnp.zeros((batch, self.cfg.vocab_size), jnp.float32)
-        drawn = jax.block_until_ready(jnp.full(batch, token, jnp.int32))
+        drawn = _done(jnp.full(batch, token, jnp.int32))
         _, fetch_s = _timed(lambda: np.asarray(drawn))
-        on_device = jax.block_until_ready(_unchanged(mask))
+        on_device = _done(_unchanged(mask))
         where = (self._place.states, self._place.returns, self.tables.machine.run(PLACES[place]))
         at = jax.device_put(pack_positions([where] * batch))
         return {
@@ -200,6 +203,17 @@ class Bench:
             "launch_s": _warm(lambda: _unchanged(on_device)),
             "device_mask_s": _warm(lambda: _device_mask(self._on_device, at)),
             "device_advance_s": _warm(lambda: _device_advance(self._on_device, at, drawn)),
+        }
+
+    def table(self, num_states: int, num_tokens: int, read_bytes: int) -> dict[str, float]:
+        """Bytes of a table of masks, and the rate at which this machine reads memory."""
+        masks = pack_bits(np.zeros((num_states, num_tokens), np.bool_))
+        return {
+            "table_states": num_states,
+            "table_tokens": num_tokens,
+            "mask_bytes": masks[0].nbytes,
+            "masks_bytes": masks.nbytes,
+            "read_bytes_s": read_rate(read_bytes),
         }
 
     def legal(self, place: str, timed: Timed) -> bool:
@@ -230,15 +244,20 @@ class Bench:
         ]
 
 
+def _done(made: Any) -> Any:
+    """Once the device has made it."""
+    return jax.block_until_ready(made)  # type: ignore[no-untyped-call]
+
+
 def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
     begun = time.perf_counter()
-    made = jax.block_until_ready(work())
+    made = _done(work())
     return made, time.perf_counter() - begun
 
 
 def _warm(work: Callable[[], Any]) -> float:
     """Seconds of its second call: the first one may compile."""
-    jax.block_until_ready(work())
+    _done(work())
     return _timed(work)[1]
 
 
@@ -249,6 +268,8 @@ def open_bench(config: ExperimentConfig, progress: Progress) -> Bench:
         raise ConfigError("fence_overhead needs a model with a tokenizer: a fence is about the bytes of its tokens")
     cfg = checkpoint.config
     check_shapes(checkpoint, cfg)
+    if config.engine.compilation_cache:
+        keep_compilations(zllm_home() / "compilations")
     params = load_params(checkpoint, cfg, config.engine.dtype, progress=progress)
     vocabulary = vocabulary_of(load_tokenizer(checkpoint.tokenizer), cfg.vocab_size)
     return Bench(params, cfg, vocabulary, config.engine)

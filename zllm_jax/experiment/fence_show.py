@@ -87,7 +87,14 @@ def _step_s(steps: Rows, way: str, place: str, batch: int, temperature: float) -
 
 def _stage_s(summary: Mapping[str, Any], part: str, batch: int) -> float:
     """The median place's."""
-    return statistics.median(summary[f"{part}_{place}_{batch}_s"] for place in WORDS)
+    return float(statistics.median(summary[f"{part}_{place}_{batch}_s"] for place in WORDS))
+
+
+def alone_share(summary: Mapping[str, Any], place: str, batch: int) -> float:
+    """What mask and advance on the device take when nothing else runs, of the quickest free step."""
+    parts_s = sum(summary[f"device_{part}_{place}_{batch}_s"] for part in ("mask", "advance"))
+    free = [value for key, value in summary.items() if key.startswith(f"free_{batch}_")]
+    return float(parts_s / min(free))
 
 
 def host_s(summary: Mapping[str, Any], batch: int) -> float:
