@@ -210,7 +210,7 @@ runner = Runner(
     cfg,
     StateShape(num_pages=ROWS * PAGES, page_tokens=MAX_TOKENS, num_rings=ROWS, num_slots=ROWS, max_pages=PAGES),
     prefill_buckets=(MAX_TOKENS,),
-    decode_buckets=(ROWS,),
+    decode_buckets=(1, ROWS),
     fences=FencePool(vocabulary, 2048),
 )
 ROW_PAGES = [tuple(range(i * PAGES, (i + 1) * PAGES)) for i in range(ROWS)]
@@ -351,10 +351,11 @@ TOOLS = tools_of([
             "unit": {"enum": ["celsius", "fahrenheit"]},
             "days": {"type": "integer", "minimum": 1, "maximum": 7},
         },
-        "required": ["city", "days"],
+        "required": ["city", "days"], "additionalProperties": False,
     }}},
     {"type": "function", "function": {"name": "get_time", "parameters": {
-        "type": "object", "properties": {"city": {"type": "string", "maxLength": 16}}, "required": ["city"],
+        "type": "object", "properties": {"city": {"type": "string", "maxLength": 16}},
+        "required": ["city"], "additionalProperties": False,
     }}},
 ])  # fmt: skip
 DIALECTS = {"DSML": dsml_layout(), "GLM XML": glm_layout(lines=True), "ChatML JSON": CHATML_LAYOUT}
@@ -415,7 +416,7 @@ plt.show()
 # experiment `fence_overhead` does it at length.
 
 # %%
-config = zllm.EngineConfig(max_seq_tokens=MAX_TOKENS * PAGES, page_tokens=MAX_TOKENS, decode_buckets=(ROWS,))
+config = zllm.EngineConfig(max_seq_tokens=MAX_TOKENS * PAGES, page_tokens=MAX_TOKENS, decode_buckets=(1, ROWS))
 bench = Bench(params, cfg, vocabulary, config)
 times: dict[tuple[str, str], list[float]] = {}
 for number in range(3 if QUICK else 31):
