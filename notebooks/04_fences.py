@@ -375,7 +375,7 @@ def is_forced(machine, before, token):
     return True
 
 
-LINE = 150  # characters
+LINE = 119  # characters
 
 
 def draw_tokens(ax, tokens, marks, title):
@@ -448,12 +448,15 @@ parts = {part: statistics.median(one[part] for one in stages) * 1e6 for part in 
 HOST = {"token to the host": "fetch_s", "grammar steps": "advance_s", "mask computed": "mask_s",
         "mask to the device": "put_s", "mask applied": "apply_s"}  # fmt: skip
 DEVICE = {"mask": "device_mask_s", "state advances": "device_advance_s"}
+for name, part in {**HOST, **DEVICE}.items():
+    print(f"{name:>18}: {parts[part]:6.1f} microseconds")
 fig, ax = plt.subplots(figsize=(11, 2.4), layout="constrained")
 for at, names in enumerate((HOST, DEVICE)):
     left = 0.0
     for (name, part), colour in zip(names.items(), (ORANGE, VERMILION, BLUE, SKY, GREEN), strict=False):
         bar = ax.barh(at, parts[part], left=left, color=colour, height=0.6, edgecolor="white")
-        ax.bar_label(bar, [f"{name}\n{parts[part]:.0f}"], label_type="center", fontsize=7, rotation=0 if at else 20)
+        if parts[part] > 40:
+            ax.bar_label(bar, [f"{name}\n{parts[part]:.0f}"], label_type="center", fontsize=7)
         left += parts[part]
 step_us = middle["free", "text"] * 1e6
 ax.set(xlabel="microseconds a step, eight rows", title=f"Parts of a fence, beside a step of {step_us / 1e3:.0f} ms")
