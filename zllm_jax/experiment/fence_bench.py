@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import llguidance
 import numpy as np
 
 from zllm_jax.checkpoint import open_checkpoint, resolve
@@ -34,7 +34,7 @@ from zllm_jax.fence import (
     pack_positions,
     unpack_bits,
 )
-from zllm_jax.fence.host import HostMatcher, HostVocabulary, lark
+from zllm_jax.fence.host import HostMatcher, HostVocabulary
 from zllm_jax.fence.schema import json_schema
 from zllm_jax.runtime import (
     Batch,
@@ -147,7 +147,7 @@ class Bench:
         self._place: Place = self._runner.load_fence(self.tables)
         self._on_device = jax.device_put(pool.tables)
         self._bytes = {text[0]: token for token, text in enumerate(self.vocabulary.tokens) if len(text) == 1}
-        grammar = lark("start: %json " + json.dumps({**_SAME_SPACES, **SCHEMA}))
+        grammar = llguidance.LLMatcher.grammar_from_json_schema({**_SAME_SPACES, **SCHEMA})
         begin = HostVocabulary(self.vocabulary.tokens, self.vocabulary.eos_ids).matcher(grammar)
         before = {name: begin.advance_all(self._bytes[byte] for byte in text[:-1]) for name, text in PLACES.items()}
         self._before: dict[str, HostMatcher] = before
