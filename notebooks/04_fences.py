@@ -44,7 +44,7 @@ from zllm_jax.dialect.glm_xml import glm_layout
 from zllm_jax.dialect.tool_fence import call_machine
 from zllm_jax.dialect.tool_parser import ToolParser
 from zllm_jax.dialect.tools import tools_of
-from zllm_jax.dialect.vocabulary import vocabulary_of
+from zllm_jax.engine.fences import vocabulary_of
 from zllm_jax.experiment.fence_bench import Bench
 from zllm_jax.experiment.plots import BLUE, GREEN, ORANGE, SKY, VERMILION
 from zllm_jax.fence import FencePool, compile_tokens, fence_mask, pack_positions, unpack_bits

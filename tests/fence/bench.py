@@ -17,7 +17,7 @@ import numpy as np
 from tests.fence import corpus
 from zllm_jax.checkpoint import open_checkpoint, pull
 from zllm_jax.dialect import load_tokenizer
-from zllm_jax.dialect.vocabulary import vocabulary_of
+from zllm_jax.engine.fences import vocabulary_of
 from zllm_jax.fence import Machine, Vocabulary, compile_tokens, machine_of
 from zllm_jax.fence.regular import fullmatch_regex
 from zllm_jax.fence.schema import json_schema

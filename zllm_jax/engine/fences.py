@@ -7,12 +7,19 @@ import threading
 from collections import OrderedDict
 from dataclasses import asdict, dataclass
 
-from zllm_jax.dialect.vocabulary import vocabulary_of as vocabulary_of
+from zllm_jax.dialect import Tokenizer
 from zllm_jax.errors import InvalidRequest
 from zllm_jax.fence import TokenTables, Vocabulary, compile_fence, compile_tokens
 from zllm_jax.values import Fence
 
 _KEPT = 64  # grammars
+
+
+def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
+    """The tokens that text is made of; control tokens and ids beyond the tokenizer's match none."""
+    silent = tokenizer.special_ids | set(tokenizer.eos_ids)
+    tokens = [b"" if token in silent else tokenizer.token_bytes(token) for token in range(vocab_size)]
+    return Vocabulary(tokens, tokenizer.eos_ids)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,6 @@ import numpy as np
 from zllm_jax.checkpoint import open_checkpoint, resolve
 from zllm_jax.config import EngineConfig, ModelConfig, zllm_home
 from zllm_jax.dialect import load_tokenizer
-from zllm_jax.dialect.vocabulary import vocabulary_of
 from zllm_jax.errors import ConfigError
 from zllm_jax.experiment.config import ExperimentConfig
 from zllm_jax.experiment.kind import Progress
@@ -271,5 +270,7 @@ def open_bench(config: ExperimentConfig, progress: Progress) -> Bench:
     if config.engine.compilation_cache:
         keep_compilations(zllm_home() / "compilations")
     params = load_params(checkpoint, cfg, config.engine.dtype, progress=progress)
-    vocabulary = vocabulary_of(load_tokenizer(checkpoint.tokenizer), cfg.vocab_size)
-    return Bench(params, cfg, vocabulary, config.engine)
+    tokenizer = load_tokenizer(checkpoint.tokenizer)
+    silent = tokenizer.special_ids | set(tokenizer.eos_ids)
+    tokens = [b"" if token in silent else tokenizer.token_bytes(token) for token in range(cfg.vocab_size)]
+    return Bench(params, cfg, Vocabulary(tokens, tokenizer.eos_ids), config.engine)
