@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zllm_jax.fence.host import HostVocabulary
-from zllm_jax.fence.tables import unpack_bits
+from zllm_jax.fence.vocabulary import unpack_bits
 
 COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 

@@ -25,7 +25,7 @@ from zllm_jax.fence.guard import (
     word_tokens,
 )
 from zllm_jax.fence.guard_device import combine, excluding_mask, guard_rows, rows_advance, rows_end, rows_excluded
-from zllm_jax.fence.tables import pack_bits, unpack_bits
+from zllm_jax.fence.vocabulary import pack_bits, unpack_bits
 
 GUARD = LoopGuard()
 SMALL = LoopGuard(

@@ -10,7 +10,7 @@ import pytest
 from zllm_jax.checkpoint import open_checkpoint
 from zllm_jax.dialect import load_tokenizer
 from zllm_jax.fence.host import HostMatcher, HostVocabulary, lark
-from zllm_jax.fence.tables import unpack_bits
+from zllm_jax.fence.vocabulary import unpack_bits
 
 ARITHMETIC = lark('start: sum\nsum: term ("+" term)*\nterm: /[0-9]/ | "(" sum ")"\n')
 VOCABULARY = [b"", *(bytes([byte]) for byte in b"0123456789+()x"), b"+(", b"1+", b"))", b"((", b"1)", b"12", b"+)"]

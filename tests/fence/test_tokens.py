@@ -31,6 +31,7 @@ from zllm_jax.fence import (
     machine_of,
     pack_bits,
     pack_positions,
+    tables,
     unpack_bits,
 )
 from zllm_jax.fence.schema import json_schema
@@ -56,6 +57,10 @@ JSON_PIECES = [
     b', "a',
     b"ab",
     b"a\xc3",
+    b"abcdef",
+    b"\xa9abcdef",
+    b'\xc3\xa9\\n"',
+    b'me": ',
 ]
 BYTES = [bytes([byte]) for byte in range(256) if byte not in (0xF1, 0xF2, 0xF3)]
 WORDS = machine_of(choices(["yes", "no", "né"]))
@@ -142,6 +147,10 @@ SCHEMAS = {
     "tree": {**CLOSED, "properties": {"a": {"items": {"$ref": "#"}, "type": "array"}}},
     "few": {"type": "object", "maxProperties": 2, "required": ["ab"]},
     "either": {"type": "object", "anyOf": [{"required": ["ab"]}, {"properties": {"a": {"const": 1}}}]},
+    "long": {"type": "array", "items": {"type": "string", "minLength": 3, "maxLength": 9}},
+    "lengths": {**CLOSED, "properties": {"a": {"type": "string", "maxLength": 8}, "b": {"maxLength": 12}}},
+    "names": {"type": "object", "properties": {key: {"type": "null"} for key in ("a", "name", "né", "nèé")}},
+    "pattern": {"type": "string", "pattern": "^[^a]*(ab?)?[^b]*$"},
     "short": {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 3},
 }  # fmt: skip
 
@@ -173,6 +182,18 @@ def test_the_device_is_the_machine(name: str, json_vocabulary: Vocabulary) -> No
     device = Device(json_schema(SCHEMAS[name]).machine, json_vocabulary)
     for _ in range(3):
         agree(device, walks(device.tables.machine, json_vocabulary, rng, 12))
+
+
+def test_what_a_count_decides_is_one_row_where_it_is_much(
+    json_vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "FEW", 16)
+    rng = random.Random(1)
+    for name in ("long", "lengths"):
+        device = Device(json_schema(SCHEMAS[name]).machine, json_vocabulary)
+        assert len(device.tables.counts)
+        for _ in range(4):
+            agree(device, walks(device.tables.machine, json_vocabulary, rng, 14))
 
 
 @pytest.mark.parametrize("machine", [nested(), members()], ids=["nested", "members"])

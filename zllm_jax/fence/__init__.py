@@ -8,8 +8,8 @@ from zllm_jax.fence.device import FREE, FenceState, FenceTables, fence_advance, 
 from zllm_jax.fence.grammars import Compiled, compile_fence
 from zllm_jax.fence.machine import MAX_DEPTH, Condition, Edge, Frame, Machine, MachineBuilder, Position, machine_of
 from zllm_jax.fence.pool import FencePool, Place
-from zllm_jax.fence.tables import TokenTables, compile_tokens, pack_bits, unpack_bits
-from zllm_jax.fence.vocabulary import Vocabulary
+from zllm_jax.fence.tables import TokenTables, compile_tokens
+from zllm_jax.fence.vocabulary import Vocabulary, pack_bits, unpack_bits
 
 __all__ = [
     "DEAD",

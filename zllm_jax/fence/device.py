@@ -33,8 +33,10 @@ class FenceTables:
     accepting: ArrayLike  # bool[Q]
     row: ArrayLike  # i32[Q], of masks and depends
     masks: ArrayLike  # u32[U, W]; bit i of word w: token 32w + i is legal
-    depends: ArrayLike  # i32[U, 2]: where the tokens that the stack decides begin in `dependent`, and how many
+    depends: ArrayLike  # i32[U, 4]: where the tokens that the stack decides begin in `dependent`, how many they are;
+    # of those that the frame's count decides the row in `counts` (-1: none), and what it may come to
     dependent: ArrayLike  # i32[A]
+    counts: ArrayLike  # u8[C, V]: what tokens add to the count, 0 for those that it does not decide
     special: ArrayLike  # i32[E, 9]: target, use low and high, add, push, pop, otherwise, first condition, how many
     conditions: ArrayLike  # i32[G, 9]: need low and high, clear low and high, low, high, owed low and high, room
     returns: ArrayLike  # i32[R, O]
@@ -82,7 +84,8 @@ def fence_mask(tables: FenceTables, at: FenceState) -> jax.Array:
     mask = jnp.asarray(tables.masks)[row]
     ends = jnp.asarray(tables.accepting)[state] & (depth == 0)
     mask = jnp.where(ends[:, None], mask | jnp.asarray(tables.eos)[None], mask)
-    spans = jnp.asarray(tables.depends)[row]  # i32[B, 2]
+    spans = jnp.asarray(tables.depends)[row]  # i32[B, 4]
+    mask = lax.cond(jnp.any(spans[:, 2] >= 0), _count, lambda mask, *_: mask, mask, tables, at, spans)
     mask = lax.cond(jnp.any(spans[:, 1] > 0), _decide, lambda mask, *_: mask, mask, tables, at, spans)
     stuck = jnp.all(mask == 0, axis=1)
     return jnp.where(stuck[:, None], jnp.asarray(tables.eos)[None], mask)
@@ -97,6 +100,18 @@ def fence_advance(tables: FenceTables, at: FenceState, token: jax.Array) -> Fenc
     return replace(after, state=jnp.where(silent, DEAD, after.state))
 
 
+def _count(mask: jax.Array, tables: FenceTables, at: FenceState, spans: jax.Array) -> jax.Array:
+    """Add the tokens that the frames' counts allow."""
+    B, W = mask.shape
+    n = jnp.arange(B, dtype=jnp.int32)
+    counts = jnp.asarray(tables.counts)[jnp.maximum(spans[:, 2], 0)].astype(jnp.int32)  # i32[B, V]
+    left = spans[:, 3] - jnp.asarray(at.stack)[n, jnp.asarray(at.depth), COUNT]
+    legal = (counts > 0) & (counts <= left[:, None]) & (spans[:, 2:3] >= 0)
+    padded = jnp.pad(legal, ((0, 0), (0, 32 * W - legal.shape[1]))).reshape(B, W, 32)
+    bits = jnp.sum(jnp.where(padded, jnp.uint32(1) << jnp.arange(32, dtype=jnp.uint32), jnp.uint32(0)), axis=2)
+    return mask | bits.astype(jnp.uint32)
+
+
 def _decide(mask: jax.Array, tables: FenceTables, at: FenceState, spans: jax.Array) -> jax.Array:
     """Add the dependent tokens that the rows' own stacks allow, a chunk at a time."""
     B, K = mask.shape[0], DEPENDENT_CHUNK
@@ -107,7 +122,7 @@ def _decide(mask: jax.Array, tables: FenceTables, at: FenceState, spans: jax.Arr
     def chunk(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         done, mask = carry
         place = done + jnp.arange(K, dtype=jnp.int32)[None]  # [1, K]
-        real = place < spans[:, 1:]  # [B, K]
+        real = place < spans[:, 1:2]  # [B, K]
         token = dependent[jnp.minimum(spans[:, :1] + place, dependent.shape[0] - 1)]
         begin = jnp.where(real, start[token], 0).reshape(-1)
         end = jnp.where(real, start[token + 1], 0).reshape(-1)

@@ -14,11 +14,11 @@ from zllm_jax.errors import Overloaded, UnsupportedGrammar
 from zllm_jax.fence.automaton import DEAD
 from zllm_jax.fence.device import FREE, FenceTables, words
 from zllm_jax.fence.machine import Condition, Edge, Machine
-from zllm_jax.fence.tables import TokenTables, pack_bits
-from zllm_jax.fence.vocabulary import Vocabulary
+from zllm_jax.fence.tables import TokenTables
+from zllm_jax.fence.vocabulary import Vocabulary, pack_bits
 
 OUTCOMES = 16  # of a frame: masks of up to four alternatives
-_NAMES = ("states", "rows", "dependent", "special", "conditions", "returns")
+_NAMES = ("states", "rows", "dependent", "special", "conditions", "returns", "counts")
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,7 @@ class FencePool:
 
     def __init__(self, vocabulary: Vocabulary, num_states: int) -> None:
         self.vocabulary = vocabulary
-        sizes = dict(
-            zip(_NAMES, (num_states, num_states, 32 * num_states, num_states, num_states, num_states), strict=True)
-        )
+        sizes = {**dict.fromkeys(_NAMES, num_states), "dependent": 32 * num_states, "counts": 2 + num_states // 16}
         self._rooms = {name: _Room(size) for name, size in sizes.items()}
         self._loaded: OrderedDict[str, _Loaded] = OrderedDict()
         num_words = -(-len(vocabulary) // 32)
@@ -73,8 +71,9 @@ class FencePool:
             "accepting": np.zeros(num_states, np.bool_),
             "row": np.zeros(num_states, np.int32),
             "masks": np.zeros((num_states, num_words), np.uint32),
-            "depends": np.zeros((num_states, 2), np.int32),
+            "depends": np.zeros((num_states, 4), np.int32),
             "dependent": np.zeros(sizes["dependent"], np.int32),
+            "counts": np.zeros((sizes["counts"], len(vocabulary)), np.uint8),
             "special": np.zeros((num_states, 9), np.int32),
             "conditions": np.zeros((num_states, 9), np.int32),
             "returns": np.zeros((num_states, OUTCOMES), np.int32),
@@ -94,6 +93,7 @@ class FencePool:
         free = {"edges": FREE, "accepting": True, "row": FREE, "masks": 0xFFFFFFFF}
         for name, value in free.items():
             self._parts[name][FREE] = value
+        self._parts["depends"][:, 2] = -1
         for name in ("states", "rows"):
             self._rooms[name].taken.append((DEAD, 2))
 
@@ -160,6 +160,9 @@ class FencePool:
         parts["masks"][rows] = tables.masks
         parts["depends"][rows, 0] = tables.depends[:-1] + spans["dependent"][0]
         parts["depends"][rows, 1] = np.diff(tables.depends)
+        parts["depends"][rows, 2] = np.where(tables.count_row < 0, -1, tables.count_row + spans["counts"][0])
+        parts["depends"][rows, 3] = tables.count_most
+        parts["counts"][_slice(spans["counts"])] = tables.counts
         parts["dependent"][_slice(spans["dependent"])] = tables.dependent
         flat, conditions = _flattened(machine)
         for i, (edge, otherwise, first) in enumerate(flat):
@@ -186,7 +189,7 @@ class FencePool:
 def _lengths(tables: TokenTables) -> dict[str, int]:
     flat, conditions = _flattened(tables.machine)
     sizes = (tables.machine.num_states - 1, len(tables.masks), len(tables.dependent), len(flat), len(conditions))
-    return dict(zip(_NAMES, (*sizes, len(tables.machine.returns)), strict=True))
+    return dict(zip(_NAMES, (*sizes, len(tables.machine.returns), len(tables.counts)), strict=True))
 
 
 def _flattened(machine: Machine) -> tuple[list[tuple[Edge, int | None, int]], list[Condition]]:

@@ -105,3 +105,23 @@ def _linked(edges: list[tuple[Ints, Ints, Ints]], parents: list[Ints], length: I
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(length == depth)])
         levels.append(Level(byte, start, start + ends[stop] - ends[start], stop, first, count, height))
     return levels[::-1]
+
+
+def pack_bits(bits: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
+    """bool[..., V] -> u32[..., W], W = ceil(V/32): bit i of word w is token 32w + i, bits beyond V are 0.
+
+    >>> pack_bits(np.array([True, False, True])).tolist()
+    [5]
+    """
+    *rows, num_tokens = bits.shape
+    num_words = -(-num_tokens // 32)
+    packed = np.packbits(bits, axis=-1, bitorder="little")
+    padded = np.zeros((*rows, num_words * 4), np.uint8)
+    padded[..., : packed.shape[-1]] = packed
+    return padded.view("<u4").astype(np.uint32, copy=False)
+
+
+def unpack_bits(words: npt.NDArray[np.uint32], num_tokens: int) -> npt.NDArray[np.bool_]:
+    """u32[..., W] -> bool[..., V]: the inverse of `pack_bits`."""
+    octets = np.ascontiguousarray(words, "<u4").view(np.uint8)
+    return np.unpackbits(octets, axis=-1, count=num_tokens, bitorder="little").astype(np.bool_)

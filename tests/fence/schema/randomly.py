@@ -8,7 +8,7 @@ from typing import Any
 from zllm_jax.fence import Machine
 
 NAMES = ("a", "ab", "b", "key")
-SCALARS: tuple[Any, ...] = (None, True, False, 0, 1, 2.5, -3, "", "a", "ab", "xyz", "é")
+SCALARS: tuple[Any, ...] = (None, True, False, 0, 1, 2.5, -3, "", "a", "ab", "xyz", "é", "2024-02-29", "10.0.0.1")
 
 
 def schema(rng: random.Random, depth: int = 3) -> Any:
@@ -45,6 +45,7 @@ def _rule(rng: random.Random, depth: int) -> dict[str, Any]:
         lambda: {"contains": inner(), "minContains": rng.randint(0, 2), "maxContains": rng.randint(1, 2)},
         lambda: {"minLength": rng.randint(0, 2)},
         lambda: {"maxLength": rng.randint(0, 3)},
+        lambda: {"format": rng.choice(["date", "ipv4"])},
         lambda: {"anyOf": several()},
         lambda: {"oneOf": several(2)},
         lambda: {"allOf": several()},

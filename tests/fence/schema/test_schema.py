@@ -160,3 +160,47 @@ def test_a_listed_number_ends(text: str, accepted: bool) -> None:
 def test_a_fraction_does_not_end_in_zeros() -> None:
     automaton = machine({"type": "number"})
     assert [automaton.accepts(text) for text in (b"1.05", b"0.0", b"1.50", b"2e-07")] == [True, True, False, True]
+
+
+LEFT_OUT = {  # texts that have a format, but are not in the part of it that is written
+    "time": "15:59:60-08:00",
+    "date-time": "1998-12-31T15:59:60.123-08:00",
+    "hostname": "a." * 60 + "example.com",
+    "idn-email": "실례@실례.테스트실례테스트실례.a.b.c",
+    "regex": "(?<name>a)",
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_the_opposite_of_a_format_has_none_of_its_texts(name: str) -> None:
+    """Nor those that are never written where the format is asked for."""
+    text, rule = LEFT_OUT[name], {"type": "string", "format": name}
+    assert not accepts(rule, text)
+    opposites = [
+        {"type": "string", "not": rule},
+        {"oneOf": [rule, {"type": "string"}]},
+        {"if": rule, "then": False},
+        {"anyOf": [{"not": rule}, {"type": "null"}]},
+    ]
+    for schema in opposites:
+        try:
+            assert not accepts(schema, text), schema
+        except UnsupportedGrammar:
+            assert name == "regex", schema
+    few = {"type": "array", "contains": rule, "maxContains": 1, "items": {"type": "string"}}
+    if name != "regex":
+        assert not accepts(few, [text, text])
+        assert accepts({"not": rule}, "not the format!")
+
+
+def test_a_format_beside_alternatives_costs_nothing() -> None:
+    schema = {"oneOf": [{"type": "string", "format": "time"}, {"type": "string", "format": "date"}, {"type": "null"}]}
+    assert [accepts(schema, value) for value in ("10:00:00Z", "2024-02-29", None, "x", "15:59:60-08:00")] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
+
+
+def test_a_spelling_does_not_hide_an_item_from_a_count() -> None:
+    few = machine({"type": "array", "contains": {"const": "a"}, "maxContains": 1})
+    assert not few.accepts(b'["\\u0061", "a"]')
+    assert few.accepts(b'["\\u0062", "a"]')

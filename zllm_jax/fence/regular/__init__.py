@@ -20,7 +20,7 @@ from zllm_jax.fence.regular.algebra import (
     star,
     union,
 )
-from zllm_jax.fence.regular.formats import format_is_exact, format_text
+from zllm_jax.fence.regular.formats import format_text, loose_format_text
 from zllm_jax.fence.regular.numbers import json_number
 from zllm_jax.fence.regular.regex import fullmatch_regex, regex
 from zllm_jax.fence.regular.strings import json_string
@@ -34,7 +34,6 @@ __all__ = [
     "empty",
     "equal",
     "finite_texts",
-    "format_is_exact",
     "format_text",
     "fullmatch_regex",
     "intersect",
@@ -42,6 +41,7 @@ __all__ = [
     "json_number",
     "json_string",
     "literal",
+    "loose_format_text",
     "optional",
     "product",
     "regex",

@@ -11,6 +11,8 @@ that breaks the grammar is never in it. What is left out:
 - regular expressions with references, names or properties, and groups nested deeper than two.
 
 The limits on the length of an email address (64 and 255 octets) are not kept.
+
+So each has a second language, of the texts that may be in it: what is outside of that surely breaks the format.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ _DATE = (
 _HOUR_MINUTE = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _FRACTION = r"(?:\.[0-9]+)?"
 _TIME = f"(?:{_HOUR_MINUTE}:[0-5][0-9]{_FRACTION}(?:[Zz]|[+\\-]{_HOUR_MINUTE})|23:59:60{_FRACTION}(?:[Zz]|[+\\-]00:00))"
+_LOOSE_TIME = f"(?:{_HOUR_MINUTE}:(?:[0-5][0-9]|60){_FRACTION}(?:[Zz]|[+\\-]{_HOUR_MINUTE}))"
 _CLOCK_TIME = "T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
 _DURATION = (
     f"P(?:[0-9]+W|{_CLOCK_TIME}|(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)(?:{_CLOCK_TIME})?)"
 )
 
-_PARTIAL = frozenset(["time", "date-time", "hostname", "idn-hostname", "idn-email", "regex", "ecmascript-regex"])
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
 _GROUP = "[0-9A-Fa-f]{1,4}"
@@ -145,6 +147,17 @@ def _patterns(name: str) -> str | None:
     return makers[name]() if name in makers else None
 
 
+_LOOSE = {
+    "time": _LOOSE_TIME,
+    "date-time": f"{_DATE}[Tt]{_LOOSE_TIME}",
+    "hostname": r"[A-Za-z0-9.\-]+",
+    "idn-hostname": r"[\s\S]+",
+    "idn-email": r"[\s\S]+@[\s\S]+",
+    "regex": r"[\s\S]*",
+    "ecmascript-regex": r"[\s\S]*",
+}
+
+
 @lru_cache(maxsize=32)
 def format_text(name: str) -> ByteAutomaton | None:
     """Texts (UTF-8) of a format that JSON Schema names; None for a name that is not known.
@@ -161,10 +174,12 @@ def format_text(name: str) -> ByteAutomaton | None:
     return None if pattern is None else fullmatch_regex(pattern)
 
 
-def format_is_exact(name: str) -> bool:
-    """Whether `format_text` has all texts of the format's grammar, so that what is not in it breaks the format.
+@lru_cache(maxsize=32)
+def loose_format_text(name: str) -> ByteAutomaton | None:
+    """Texts (UTF-8) that may have the format: a text outside breaks it. The same as `format_text` where that is exact.
 
-    >>> format_is_exact("date"), format_is_exact("hostname")
-    (True, False)
+    >>> sure, possible = format_text("time"), loose_format_text("time")
+    >>> sure is not None and possible is not None and [one.accepts(b"15:59:60-08:00") for one in (sure, possible)]
+    [False, True]
     """
-    return _patterns(name) is not None and name not in _PARTIAL
+    return fullmatch_regex(_LOOSE[name]) if name in _LOOSE else format_text(name)

@@ -54,6 +54,7 @@ class Compiler:
     _waiting: list[Module] = field(default_factory=list)
     _memo: dict[object, int] = field(default_factory=dict)
     _fused: list[tuple[int, int]] = field(default_factory=list)
+    _texts: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def root(self, after: int, module: int = 0) -> int:
         """The state in which a value of the whole schema begins, within a module; it goes on in `after`.
@@ -149,10 +150,17 @@ class Compiler:
         owners = [i for i, one in enumerate(languages) if one is not None]
         if not owners:
             return
-        automata = [_spelled(one) if text else one.automaton for one in languages if one is not None]
-        joined, accepted = _jointly(automata)
+        several = [one for one in languages if one is not None]
+        if text and len(after) == 2 and several[0].counted and after[1]:
+            room = (Condition(room=1),)
+            edge = Edge(self._counted(several[0]), room, push=self.builder.returns(after))
+            self.builder.edge(state, b'"', edge)
+            return
+        if all(one.unsure for one in several):
+            raise UnsupportedGrammar("whether any text has, or breaks, the format is not known")
+        joined, accepted, sure = _jointly(several, text=text)
         outcomes = np.array([_mask_of(owners, int(one)) for one in accepted])
-        targets = np.array(after)[outcomes]
+        targets = np.where(sure, np.array(after)[outcomes], DEAD)
         alive = _leading_to(joined.transitions, targets != 0)
         if not alive[joined.start]:
             return
@@ -161,6 +169,32 @@ class Compiler:
             self.builder.edge(state, b'"', self._entered(key, joined, targets, alive, closing=True))
         else:
             self.builder.copy_edges(self._entered(key, joined, targets, alive, closing=False), state)
+
+    def _counted(self, language: Language) -> int:
+        """The rest of a text whose characters its own frame counts, behind the opening quote.
+
+        Every character begins in the automaton's first state, and only there.
+        """
+        assert language.lengths is not None
+        low, high = language.lengths
+        assert high is not None
+
+        if (low, high) in self._texts:
+            return self._texts[low, high]
+        outer, self._module = self._module, len(self.module_of)
+        every = regular.json_string(regular.any_text(), canonical=False)
+        self._texts[low, high] = start = self.state()
+        inner = np.zeros(every.num_states, np.int32)
+        for one in np.flatnonzero(~every.accepting).tolist()[1:]:
+            inner[one] = start if one == every.start else self.state()
+        for one in np.flatnonzero(inner).tolist():
+            self.builder.edges(int(inner[one]), inner[every.transitions[one]])
+        guard = (Condition(high=high - 1),)
+        for byte in np.flatnonzero(self.builder.row(start)).tolist():
+            self.builder.replace(start, byte, Edge(int(self.builder.row(start)[byte]), guard, add=1))
+        self.builder.edge(start, b'"', Edge(guard=(Condition(low=low),) if low else (), pop=1))
+        self._module = outer
+        return start
 
     def _entered(
         self,
@@ -207,17 +241,25 @@ class Compiler:
         self.builder.edge(state, opening, edge)
 
 
-def _spelled(language: Language) -> ByteAutomaton:
-    """The rest of a JSON text after its opening quote. Where there are few texts, each has one spelling."""
-    few = regular.finite_texts(language.automaton, _FINITE) is not None
-    return regular.json_string(language.automaton, canonical=few)
+def _jointly(
+    several: Sequence[Language], *, text: bool
+) -> tuple[ByteAutomaton, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """One automaton for all, by state a bit mask of the languages that have what ends there, and whether that is sure.
 
-
-def _jointly(automata: Sequence[ByteAutomaton]) -> tuple[ByteAutomaton, npt.NDArray[np.int64]]:
-    """One automaton for all, and by state a bit mask of those that accept there."""
+    text: the rest of a JSON text after its opening quote. Where there are few texts, each has one spelling.
+    """
+    automata = [one.automaton for one in several] + [one.possible for one in several if not one.exact]
+    if text:
+        few = all(regular.finite_texts(one, _FINITE) is not None for one in automata)
+        automata = [regular.json_string(one, canonical=few) for one in automata]
     if len(automata) == 1:
-        return automata[0], automata[0].accepting.astype(np.int64)
-    return regular.product(automata)
+        return automata[0], automata[0].accepting.astype(np.int64), automata[0].accepting
+    joined, accepted = regular.product(automata)
+    doubted = [i for i, one in enumerate(several) if not one.exact]
+    sure = np.ones(len(accepted), np.bool_)
+    for second, i in enumerate(doubted, len(several)):
+        sure &= (accepted >> second & 1) == (accepted >> i & 1)
+    return joined, accepted & ((1 << len(several)) - 1), sure
 
 
 def _leading_to(transitions: npt.NDArray[np.int32], ends: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

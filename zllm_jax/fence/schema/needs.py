@@ -62,9 +62,10 @@ class Needs:
             self._known[expr] = None
 
     def _least(self, values: Values, needs: dict[Expr, int | None]) -> int | None:
-        if values.null or values.true or values.false or values.number or values.string:
+        text = values.string
+        if values.null or values.true or values.false or values.number or (text is not None and not text.counted):
             return 0
-        depths = []
+        depths = [] if text is None else [1]  # a counted text has a frame of its own
         for shape in _shapes(values):
             inner = [needs[one] if one in needs else self._known[one] for one in self._inevitable(shape)]
             if None not in inner:

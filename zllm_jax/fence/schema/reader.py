@@ -222,8 +222,8 @@ def _multiple_of(reader: Reader, schema: Mapping[str, Any], here: Location) -> V
 
 
 def _length(reader: Reader, schema: Mapping[str, Any], here: Location) -> Values:
-    text = regular.text_length(_count(schema, "minLength") or 0, _count(schema, "maxLength"))
-    return _only(reader, string=_language(reader, text))
+    language = reader.sets.length(_count(schema, "minLength") or 0, _count(schema, "maxLength"))
+    return _only(reader, string=None if language.empty else language)
 
 
 def _pattern(reader: Reader, schema: Mapping[str, Any], here: Location) -> Values:
@@ -238,7 +238,9 @@ def _format(reader: Reader, schema: Mapping[str, Any], here: Location) -> Values
             "which letters a label of an internationalised name may hold depends on their neighbours"
         )
     text = regular.format_text(schema["format"])
-    return reader.sets.any_value if text is None else _only(reader, string=_language(reader, text))
+    if text is None:
+        return reader.sets.any_value
+    return _only(reader, string=reader.sets.language(text, regular.loose_format_text(schema["format"])))
 
 
 def _items(reader: Reader, schema: Mapping[str, Any], here: Location) -> Values:

@@ -21,6 +21,7 @@ _OPERATIONS: Mapping[str, Callable[[ByteAutomaton, ByteAutomaton], ByteAutomaton
     "or": regular.union,
     "without": regular.difference,
 }
+LONG_TEXT = 6  # characters; shorter bounds are counted by states
 MAX_SHAPES = 128  # alternatives of one type in one place
 
 
@@ -39,13 +40,47 @@ class Expr:
 
 @dataclass(frozen=True, eq=False)
 class Language:
-    """A regular language; equal ones are the same object within one `Sets`."""
+    """A regular language, known exactly or between two bounds; equal ones are the same object within one `Sets`.
 
-    automaton: ByteAutomaton
+    sure: the texts that are surely in it; loose: those that may be, where not known exactly. lengths: instead, that it
+    is all texts of so many characters; (low, high), high None for any number.
+    """
+
+    sure: ByteAutomaton | None = None
+    loose: ByteAutomaton | None = None
+    lengths: tuple[int, int | None] | None = None
+
+    @cached_property
+    def automaton(self) -> ByteAutomaton:
+        """The texts that are surely in it."""
+        if self.lengths is not None:
+            return regular.text_length(*self.lengths)
+        assert self.sure is not None
+        return self.sure
+
+    @property
+    def possible(self) -> ByteAutomaton:
+        """The texts that may be in it; what is outside is surely not."""
+        return self.loose or self.automaton
+
+    @property
+    def exact(self) -> bool:
+        return self.loose is None
 
     @cached_property
     def empty(self) -> bool:
-        return regular.is_empty(self.automaton)
+        """Whether surely no text is in it."""
+        return self.lengths is None and regular.is_empty(self.possible)
+
+    @cached_property
+    def unsure(self) -> bool:
+        """Whether no text is surely in it."""
+        return self.lengths is None and regular.is_empty(self.automaton)
+
+    @property
+    def counted(self) -> bool:
+        """Whether its texts are long enough that a frame counts their characters."""
+        return self.lengths is not None and self.lengths[1] is not None and self.lengths[1] >= LONG_TEXT
 
 
 @dataclass(frozen=True)
@@ -105,7 +140,7 @@ class Sets:
     """The algebra: makes expressions and languages, and combines sets."""
 
     _exprs: dict[tuple[Any, ...], Expr] = field(default_factory=dict)
-    _languages: dict[tuple[bytes, bytes, int], Language] = field(default_factory=dict)
+    _languages: dict[tuple[Any, ...], Language] = field(default_factory=dict)
     _combined: dict[tuple[str, Language, Language], Language] = field(default_factory=dict)
 
     @cached_property
@@ -190,9 +225,20 @@ class Sets:
     def _expr(self, kind: str, *parts: Any) -> Expr:
         return self._exprs.setdefault((kind, *parts), Expr(kind, parts, len(self._exprs)))
 
-    def language(self, automaton: ByteAutomaton) -> Language:
-        key = (automaton.transitions.tobytes(), automaton.accepting.tobytes(), automaton.start)
-        return self._languages.setdefault(key, Language(automaton))
+    def language(self, automaton: ByteAutomaton, possible: ByteAutomaton | None = None) -> Language:
+        """possible: where it isn't known exactly, the texts that may be in it."""
+        if possible is not None and possible.digest == automaton.digest:
+            possible = None
+        key = (automaton.digest, None if possible is None else possible.digest)
+        return self._languages.setdefault(key, Language(automaton, possible))
+
+    def length(self, low: int, high: int | None) -> Language:
+        """All texts of `low` to `high` characters (None: any number)."""
+        if high is not None and low > high:
+            return self.language(regular.empty())
+        if low == 0 and high is None:
+            return self.any_text
+        return self._languages.setdefault(("length", low, high), Language(lengths=(low, high)))
 
     def texts(self, several: Iterable[str]) -> Language:
         """Exactly these texts, at least one."""
@@ -203,6 +249,8 @@ class Sets:
             return a
         if a is self.any_text:
             return b
+        if a.lengths is not None and b.lengths is not None:
+            return self.length(max(a.lengths[0], b.lengths[0]), _least(a.lengths[1], b.lengths[1]))
         return self._combine("and", a, b)
 
     def without(self, a: Language, b: Language) -> Language:
@@ -213,7 +261,11 @@ class Sets:
 
     def _combine(self, what: str, a: Language, b: Language) -> Language:
         if (what, a, b) not in self._combined:
-            self._combined[what, a, b] = self.language(_OPERATIONS[what](a.automaton, b.automaton))
+            operation, other = _OPERATIONS[what], (b.automaton, b.possible)
+            sure, possible = reversed(other) if what == "without" else other
+            exact = a.exact and b.exact
+            made = operation(a.automaton, sure)
+            self._combined[what, a, b] = self.language(made, None if exact else operation(a.possible, possible))
         return self._combined[what, a, b]
 
     def intersection(self, a: Values, b: Values) -> Values:
@@ -325,7 +377,10 @@ class Sets:
             if known == name:
                 return expr
         text = name.encode(errors="surrogatepass")
-        return next((expr for names, expr in shape.classes if names.automaton.accepts(text)), self.nothing)
+        found = next((expr for names, expr in shape.classes if names.automaton.accepts(text)), None)
+        if found is None and any(not names.exact and names.possible.accepts(text) for names, _ in shape.classes):
+            raise UnsupportedGrammar(f"whether {name!r} has the format that names must have is not known")
+        return found or self.nothing
 
     def _other_arrays(self, shape: ArrayShape) -> Iterable[ArrayShape]:
         if shape.low:
