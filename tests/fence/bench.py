@@ -1,7 +1,7 @@
 """How long fences take to compile: `python -m tests.fence.bench [NUMBER OF SCHEMAS]` (default 500).
 
 Schemas of `corpus.py` over SmolLM2's vocabulary, each compiled once: schema to machine, machine to tables. Then about
-512 states over 131,072 tokens.
+512 states over 131,072 tokens. Times are of the wall and, where others use the machine too, of the processor.
 """
 
 from __future__ import annotations
@@ -44,20 +44,29 @@ def main(count: int = 500) -> None:
 def several(schemas: list[corpus.Schema], vocabulary: Vocabulary) -> None:
     found = []
     for schema in schemas:
+        begun = time.process_time()
         compiled, schema_s = timed(lambda schema=schema: json_schema(schema))
         tables, tables_s = timed(lambda machine=compiled.machine: compile_tokens(machine, vocabulary))
-        found.append((schema_s * 1e3, tables_s * 1e3, (schema_s + tables_s) * 1e3, len(tables.row), len(tables.masks)))
-    columns = np.array(found).T
-    print(f"{len(schemas)} schemas: {np.mean(columns[2] < LIMIT_MS):.1%} under {LIMIT_MS} ms")
-    print(f"{'':10} {'median':>8} {'p95':>8} {'worst':>8}")
-    for name, column in zip(("schema ms", "tables ms", "both ms", "states", "masks"), columns, strict=True):
-        print(f"{name:10} " + " ".join(f"{np.percentile(column, percent):8.1f}" for percent in (50, 95, 100)))
+        cpu_s = time.process_time() - begun
+        times = (one * 1e3 for one in (schema_s, tables_s, schema_s + tables_s, cpu_s))
+        found.append((*times, len(tables.row), len(tables.masks)))
+    names = ("schema ms", "tables ms", "both ms", "processor ms", "states", "masks")
+    columns = dict(zip(names, np.array(found).T, strict=True))
+    under = {name: np.mean(columns[name] < LIMIT_MS) for name in ("both ms", "processor ms")}
+    print(
+        f"{len(schemas)} schemas: {under['both ms']:.1%} under {LIMIT_MS} ms, {under['processor ms']:.1%} in processor"
+    )
+    print(f"{'':12} {'median':>8} {'p95':>8} {'worst':>8}")
+    for name, column in columns.items():
+        print(f"{name:12} " + " ".join(f"{np.percentile(column, percent):8.1f}" for percent in (50, 95, 100)))
 
 
 def one_large(name: str, machine: Machine, vocabulary: Vocabulary) -> None:
+    begun = time.process_time()
     tables, seconds = timed(lambda: compile_tokens(machine, vocabulary))
-    mib = tables.masks.nbytes / 2**20
-    print(f"{name}: {machine.num_states} states, {len(tables.masks)} masks of {mib:.1f} MiB, tables in {seconds:.2f} s")
+    cpu_s, mib = time.process_time() - begun, tables.masks.nbytes / 2**20
+    print(f"{name}: {machine.num_states} states, {len(tables.masks)} masks of {mib:.1f} MiB", end=", ")
+    print(f"tables in {seconds:.2f} s ({cpu_s:.2f} of the processor)")
 
 
 def large_machines() -> dict[str, Machine]:
