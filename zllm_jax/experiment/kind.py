@@ -76,7 +76,7 @@ class Kind:
     """One experiment: the type of its settings, how to measure, and how to show what was measured.
 
     run: (open engine, settings, progress) -> Outcome. tables, figures: from results only, so that a report can be
-    rebuilt from its results.json. needs_engine: a kind that does without is given None.
+    rebuilt from its results.json. needs_engine: a kind that does without is given the experiment's configuration.
     """
 
     name: str

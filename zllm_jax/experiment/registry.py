@@ -6,6 +6,7 @@ from zllm_jax.experiment import (
     cache_granularity,
     cache_trace,
     decode_speed,
+    fence_overhead,
     forced_runs,
     restore_overlap,
     soak,
@@ -13,6 +14,15 @@ from zllm_jax.experiment import (
 )
 from zllm_jax.experiment.kind import Kind
 
-_MODULES = (ttft_restore, decode_speed, restore_overlap, cache_trace, cache_granularity, soak, forced_runs)
+_MODULES = (
+    ttft_restore,
+    decode_speed,
+    restore_overlap,
+    cache_trace,
+    cache_granularity,
+    fence_overhead,
+    forced_runs,
+    soak,
+)
 
 KINDS: dict[str, Kind] = {module.KIND.name: module.KIND for module in _MODULES}

@@ -51,12 +51,12 @@ def run_experiment(
     """Measure and write `out` (None: `results/NAME`): results.json first, then the pages made from it.
 
     open_engine: (model, engine config, progress) -> engine; the engine is closed at the end, whatever happened. A kind
-    that needs none opens none.
+    that needs none opens none and is given the configuration.
     """
     kind = KINDS[config.experiment]
     folder = Path(out) if out is not None else RESULTS / config.experiment
     _check_writable(folder)
-    opened = open_engine(config.model, config.engine, progress) if kind.needs_engine else nullcontext()
+    opened = open_engine(config.model, config.engine, progress) if kind.needs_engine else nullcontext(config)
     with opened as engine:
         outcome = kind.run(engine, config.settings, progress)
         environment = describe_environment()
