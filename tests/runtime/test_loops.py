@@ -53,7 +53,7 @@ def runner() -> Scorer:
         SHAPE,
         prefill_buckets=(8,),
         decode_buckets=(3,),
-        decode_steps=4,
+        decode_steps=16,
         fences=FencePool(VOCABULARY, 128),
         guard=GUARD,
         words=WORDS,
@@ -181,7 +181,7 @@ def test_no_program_is_compiled_between_watched_and_free_rows(runner: Scorer) ->
     assert count.programs == 0
 
 
-@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("steps", [1, 4, 16])
 def test_thinking_that_only_loops_is_closed(runner: Scorer, steps: int) -> None:
     """After two loops were broken; outside of such a region, or once it is closed, nothing is."""
     inside = generated(runner, PLACES[0], Watched(DASH, Z, inside=True), sampling=only(A), steps=steps)
