@@ -17,6 +17,7 @@ from zllm_jax.checkpoint import Checkpoint, open_checkpoint, resolve
 from zllm_jax.config import EngineConfig, ModelConfig, zllm_home
 from zllm_jax.dialect import ChatTemplate, Tokenizer, load_tokenizer, markup_ids
 from zllm_jax.engine import Progress
+from zllm_jax.engine.fence_store import FenceStore
 from zllm_jax.engine.fences import FenceCompiler, forced_runs_of, vocabulary_of
 from zllm_jax.errors import ConfigError, StoreUnavailable
 from zllm_jax.fence import FencePool, LoopGuard, Vocabulary, word_tokens
@@ -91,12 +92,18 @@ class Engine(engine_.Engine):
             tokenizer=tokenizer,
             template=chat_template(checkpoint, tokenizer),
             warm=runner.warmup,
-            fences=FenceCompiler(fenced, config.fence_states, markup) if fenced is not None else None,
+            fences=FenceCompiler(fenced, config.fence_states, markup, fence_store(config))
+            if fenced is not None
+            else None,
             forced=None
             if tokenizer is None or vocabulary is None
             else forced_runs_of(tokenizer, vocabulary, config.prefill_buckets[0]),
             progress=progress,
         )
+
+
+def fence_store(config: EngineConfig) -> FenceStore | None:
+    return FenceStore(zllm_home() / "fences") if config.compilation_cache else None
 
 
 def _name(model: str | Path) -> str:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 
 from zllm_jax.dialect import Spoken, Tokenizer, call_machine, tools_of
+from zllm_jax.engine.fence_store import FenceStore
 from zllm_jax.errors import InvalidRequest
 from zllm_jax.fence import (
     MIN_TOKENS,
@@ -75,11 +76,17 @@ class Ready:
 class FenceCompiler:
     """Compiles fences over one vocabulary, in the caller's thread; the last few are kept.
 
-    shown: as `vocabulary_of` had it.
+    shown: as `vocabulary_of` had it. store: where compiled ones are kept for later engines; None: nowhere.
     """
 
-    def __init__(self, vocabulary: Vocabulary, max_states: int, shown: frozenset[int] = frozenset()) -> None:
-        self._vocabulary, self._max_states, self._shown = vocabulary, max_states, shown
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        max_states: int,
+        shown: frozenset[int] = frozenset(),
+        store: FenceStore | None = None,
+    ) -> None:
+        self._vocabulary, self._max_states, self._shown, self._store = vocabulary, max_states, shown, store
         self._parts = {shown: vocabulary}  # by the control tokens that are text in them
         self._kept: OrderedDict[str, Ready] = OrderedDict()
         self._lock = threading.Lock()
@@ -93,7 +100,7 @@ class FenceCompiler:
         if fence.lark is not None:
             grammar = fence.lark
             return self._remembered(key, lambda: self._on_host(grammar))
-        return self._remembered(key, lambda: self._on_device(frozenset(), "fence", compile_fence(fence)))
+        return self._remembered(key, lambda: self._on_device(key, frozenset(), "fence", lambda: compile_fence(fence)))
 
     def ready_calls(self, spoken: Spoken, request: Request, thinking: bool | None) -> Ready:
         """Of a turn that may call the request's tools. thinking: as `call_machine` has it. Raises as `ready` does."""
@@ -103,12 +110,12 @@ class FenceCompiler:
         except (TypeError, ValueError) as error:
             raise InvalidRequest(f"the tools are no JSON: {error}", param="tools") from None
 
-        def make() -> Ready:
+        def compiled() -> Compiled:
             tools, parallel = tools_of(request.tools), request.parallel_tool_calls
             machine = call_machine(spoken.layout, tools, request.tool_choice, parallel=parallel, thinking=thinking)
-            return self._on_device(spoken.shown, "tools", Compiled(machine))
+            return Compiled(machine)
 
-        return self._remembered(key, make)
+        return self._remembered(key, lambda: self._on_device(key, spoken.shown, "tools", compiled))
 
     def _remembered(self, key: str, make: Callable[[], Ready]) -> Ready:
         with self._lock:
@@ -122,14 +129,22 @@ class FenceCompiler:
                 self._kept.popitem(last=False)
         return made
 
-    def _on_device(self, shown: frozenset[int], param: str, compiled: Compiled) -> Ready:
+    def _on_device(self, key: str, shown: frozenset[int], param: str, compile_: Callable[[], Compiled]) -> Ready:
+        vocabulary = self._part(shown)
+        stored = None if self._store is None else self._store.get(key, vocabulary)
+        if stored is not None and stored[0].machine.num_states <= self._max_states - 2:
+            return Ready(*stored)
+        compiled = compile_()
         if compiled.machine.num_states > self._max_states - 2:
             raise InvalidRequest(
                 f"the fence has {compiled.machine.num_states} states, but there is room for {self._max_states - 2}: "
                 "raise EngineConfig.fence_states, or simplify the grammar",
                 param=param,
             )
-        return Ready(compile_tokens(compiled.machine, self._part(shown)), compiled.relaxed)
+        made = Ready(tables := compile_tokens(compiled.machine, vocabulary), compiled.relaxed)
+        if self._store is not None:
+            self._store.put(key, tables, made.relaxed)
+        return made
 
     def _on_host(self, grammar: str) -> Ready:
         return Ready(self._host_vocabulary.matcher(lark(grammar)))

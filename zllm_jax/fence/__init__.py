@@ -22,6 +22,7 @@ from zllm_jax.fence.guard_device import (
 from zllm_jax.fence.host import HostMachine, HostMatcher, HostVocabulary, lark
 from zllm_jax.fence.machine import MAX_DEPTH, Condition, Edge, Frame, Machine, MachineBuilder, Position, machine_of
 from zllm_jax.fence.pool import FencePool, Place
+from zllm_jax.fence.stored import tables_from_bytes, tables_to_bytes
 from zllm_jax.fence.tables import TokenTables, compile_tokens
 from zllm_jax.fence.vocabulary import Vocabulary, pack_bits, unpack_bits
 
@@ -71,6 +72,8 @@ __all__ = [
     "rows_begin",
     "rows_end",
     "rows_excluded",
+    "tables_from_bytes",
+    "tables_to_bytes",
     "unpack_bits",
     "word_tokens",
 ]

@@ -8,8 +8,6 @@ import json
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,15 +19,6 @@ from zllm_jax.fence.vocabulary import Vocabulary
 
 _ARRAYS = tuple(one.name for one in fields(TokenTables) if one.name not in ("machine", "vocabulary"))
 _DIGEST_BYTES = 32
-
-
-@lru_cache(maxsize=1)
-def compiler_digest() -> str:
-    """Of the source of this room: tables that another one made are not its own."""
-    state = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        state.update(path.read_bytes())
-    return state.hexdigest()
 
 
 def tables_to_bytes(tables: TokenTables, note: Mapping[str, Any]) -> bytes:
