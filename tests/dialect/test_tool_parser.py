@@ -156,6 +156,19 @@ def test_a_long_string_is_streamed(name: str) -> None:  # fault 32
     assert sum(len(event.json) for event in events if isinstance(event, ArgumentsDelta)) >= 1990
 
 
+@pytest.mark.parametrize("name", ["dsml", "glm-4.6", "glm-4.7"])
+def test_a_closing_tag_in_json_is_text(name: str) -> None:
+    layout = LAYOUTS[name]
+    close = layout.param_close.strip()
+    given = {"list": [f"a{close}b", '\\" < ', "[" + close], "o": {close: 1}, "n": 3}
+    escaped = render_calls(layout, [ToolCall("", "run", given)])
+    assert escaped.count(close) == len(given)
+    for text in (escaped, escaped.replace("<\\/", "</")):
+        whole = read(layout, text)
+        assert whole[0].calls[0].arguments == given
+        assert read(layout, *text) == whole
+
+
 def test_a_closing_tag_in_a_value() -> None:  # faults 24, 28
     for layout in LAYOUTS.values():
         close = layout.param_close.strip() or "</tool_call>"

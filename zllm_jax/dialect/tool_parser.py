@@ -75,6 +75,9 @@ class ParsedTurn:
     incomplete: bool
 
 
+_JSON_PART = re.compile(r'"(?:[^"\\]|\\.)*"|"|<|[^"<]+', re.DOTALL)  # a whole string, the beginning of one, or else
+
+
 class _Malformed(Exception):
     pass
 
@@ -86,9 +89,9 @@ class ToolParser:
     """Reads one turn of `layout`. Not shared between turns.
 
     What opens a call is its opening literal followed by what a call begins with; anywhere else, and in the reasoning,
-    markup is text. A raw value ends at the first whole closing literal and nowhere else; in JSON arguments the JSON
-    decides, so a closing literal inside a string is part of it. White space between literals may differ from the
-    canonical one; values and keys are never trimmed.
+    markup is text. A raw value ends at the first whole closing literal and nowhere else; in JSON the JSON decides, so a
+    closing literal inside a string is part of it. A value that may be JSON or a text is JSON if it begins with a
+    bracket. White space between literals may differ from the canonical one; values and keys are never trimmed.
 
     thinking: True where the prompt ends inside reasoning, None where the turn may begin with it, False where it can't.
     scope: what ids are derived from (`call_id`).
@@ -104,7 +107,7 @@ class ToolParser:
         self._calls, self._malformed = list[ToolCall](), list[CallMalformed]()
         self._index, self._name, self._key, self._kind = -1, "", "", ""
         self._arguments, self._value, self._keys = list[str](), list[str](), set[str]()
-        self._scan = JsonScan()
+        self._scan, self._scanned = JsonScan(), 0
         self._incomplete, self._ended = False, False
         self._steps: dict[str, Callable[[], Iterator[Event] | None]] = {
             "start": self._start,
@@ -421,12 +424,15 @@ class ToolParser:
             tool = self._tools.get(self._name)
             kind = tool.kind(key) if tool else "either"
         self._keys.add(key)
-        self._key, self._kind, self._value, self._state = key, kind, [], "value"
+        self._key, self._kind, self._value, self._scanned, self._state = key, kind, [], 0, "value"
         head = ("{" if not self._arguments else ", ") + canonical_json(key) + ": "
         return self._argue(head + ('"' if kind == "string" else ""))
 
     def _valued(self) -> Iterator[Event] | None:
         close = self._layout.param_close.strip()
+        first = self._value[0][:1] if self._value else self._buffer[:1]
+        if self._kind == "json" or (self._kind == "either" and first in ("[", "{")):
+            return self._json_valued(close)
         cut, size, found = self._find(close)
         if not found and (self._ended or not cut):
             return None
@@ -438,6 +444,19 @@ class ToolParser:
         if self._kind == "string":
             return self._argue(canonical_json(text)[1:-1] + '"')
         return self._typed("".join([*self._value, text]))
+
+    def _json_valued(self, close: str) -> Iterator[Event] | None:
+        """The same of JSON, in whose strings a closing literal is text."""
+        for part in _JSON_PART.finditer(self._buffer, self._scanned):
+            if part[0] == "<" and self._buffer.startswith(close, part.start()):
+                text = self._take(part.start())
+                self._take(len(close))
+                self._state = "params"
+                return self._typed(text)
+            if part[0] == '"' or (part[0] == "<" and close.startswith(self._buffer[part.start() :])):
+                return None  # within a string, or within what may close
+            self._scanned = part.end()
+        return None
 
     def _keep(self, text: str) -> Iterator[Event]:
         """Of JSON nothing is told before all of it is known to be JSON."""

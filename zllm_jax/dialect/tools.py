@@ -108,6 +108,8 @@ def _body(layout: Layout, call: ToolCall) -> str:
 def _parameter(layout: Layout, tool: str, key: str, value: Any) -> str:
     text = value if isinstance(value, str) else canonical_json(value)
     close, key_close = layout.param_close.strip(), layout.key_end_string.split("\n")[0]
+    if not isinstance(value, str):
+        text = text.replace(close, close.replace("/", "\\/", 1))  # it can only stand in a string, which may escape it
     if close in text:
         raise InvalidRequest(
             f"the parameter {key!r} of a call of {tool} contains {close!r}, which would end it: "
