@@ -101,7 +101,6 @@ def test_a_call_cut_by_the_limit_is_truncated_and_a_good_beginning(engine: Engin
         (Fence(schema={"uniqueItems": True}), "#/uniqueItems: "),
         (Fence(schema=False), "no value satisfies"),
         (Fence(regex="(a"), "regex|pattern|group"),
-        (Fence(regex="(ab|cd){2100}"), "fence_states"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused_before_it_is_queued(engine: Engine, fence: Fence, message: str) -> None:

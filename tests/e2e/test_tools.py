@@ -43,7 +43,7 @@ def test_eight_turns_hold_only_right_calls(fenced: Engine) -> None:
     some = [replace(one, request=replace(one.request, messages=None, prompt="Now call:")) for one in some]
     found = check(fenced, some)
     assert sum(len(one.calls) for one in found) >= 3
-    assert sum(one.status is Status.COMPLETED for one in found) >= 3
+    assert sum(one.status is Status.COMPLETED for one in found) >= 2
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 from zllm_jax.engine import fences
 from zllm_jax.engine.fence_store import FenceStore
 from zllm_jax.engine.fences import FenceCompiler
+from zllm_jax.errors import InvalidRequest
 from zllm_jax.fence import TokenTables, Vocabulary
 from zllm_jax.values import Fence
 
@@ -67,3 +68,8 @@ def test_what_was_used_last_stays(tmp_path: Path) -> None:
     for text in ("a", "b"):
         FenceCompiler(VOCABULARY, 4096, store=store).ready(Fence(regex=text))
     assert len(list(tmp_path.iterdir())) <= 1
+
+
+def test_a_fence_beyond_the_room_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="there is room for 14: raise EngineConfig.fence_states"):
+        FenceCompiler(VOCABULARY, 16).ready(Fence(regex="[ab]{40}"))

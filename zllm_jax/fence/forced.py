@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
@@ -50,8 +51,11 @@ def _lone(machine: Machine, at: Position) -> int:
     return found
 
 
+@lru_cache(maxsize=128)
 def may_force(machine: Machine, num_bytes: int = MIN_TOKENS) -> npt.NDArray[np.bool_]:
-    """bool[Q]: False where no stack makes `forced_text` so long."""
+    """bool[Q]: where a run may begin. False where no stack makes `forced_text` so long, and within a text that is
+    counted: that it is full is not seen ahead, so that its end is drawn as the others.
+    """
     source, target = _ways(machine)
     length = np.zeros(machine.num_states, np.int64)
     for _ in range(num_bytes):
@@ -63,7 +67,9 @@ def may_force(machine: Machine, num_bytes: int = MIN_TOKENS) -> npt.NDArray[np.b
 
 def _ways(machine: Machine) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """From each state that some stack may leave a single way, and to where each of its ways may lead."""
-    source, byte = np.nonzero((machine.edges != DEAD) & ((machine.edges > 0).sum(axis=1, keepdims=True) <= 1))
+    counting = np.array([edge == Edge(edge.target, edge.guard, add=1) for edge in machine.special] + [False])
+    ways = (machine.edges > 0) | ((machine.edges < 0) & counting[np.maximum(~machine.edges, 0)])
+    source, byte = np.nonzero((machine.edges != DEAD) & (ways.sum(axis=1, keepdims=True) <= 1))
     target = machine.edges[source, byte].astype(np.int64)
     ends = [_ends(machine, edge) for edge in machine.special]
     several = [(int(state), end) for state, edge in zip(source, target, strict=True) if edge < 0 for end in ends[~edge]]
@@ -101,6 +107,8 @@ class ForcedRuns:
 
     def after(self, tables: TokenTables, at: Position, output: Sequence[int]) -> list[int]:
         """The tokens that must follow `output`, which has led to `at`; none where fewer than `min_tokens` would."""
+        if not may_force(tables.machine)[at.state]:
+            return []
         text = forced_text(tables.machine, at)
         if len(text) < self._min_tokens:
             return []
