@@ -32,6 +32,7 @@ REASONS = {
     "they refuse: DEL as it is": "they escape U+007F, which JSON does not ask for",
     "they refuse: a number": "an integer has no fraction; here 5.0 is one, as in JSON Schema",
     "they refuse: a value": "fewer spellings of numbers, such as -0",
+    "they allow: what breaks format": "a second 60 at any time of the day",
     "they allow: another spelling of the same value": "what a schema lists is spelled here as `json.dumps` does",
 }
 
