@@ -71,5 +71,5 @@ def test_what_was_used_last_stays(tmp_path: Path) -> None:
 
 
 def test_a_fence_beyond_the_room_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="there is room for 14: raise EngineConfig.fence_states"):
+    with pytest.raises(InvalidRequest, match="there is room for 14: raise EngineConfig"):
         FenceCompiler(VOCABULARY, 16).ready(Fence(regex="[ab]{40}"))

@@ -174,7 +174,12 @@ def lark(text: str) -> str:
     grammar: str = llguidance.LLMatcher.grammar_from_lark(text)
     if error := llguidance.LLMatcher.validate_grammar(grammar):
         raise _refused(error)
-    return grammar
+    whole: str = llguidance.LLMatcher.grammar_from_lark(_EVERY_TOKENISATION + text)
+    return whole
+
+
+# Where only one text may follow, the library would else allow its first byte's token alone.
+_EVERY_TOKENISATION = '%llguidance {"no_forcing": true}\n'
 
 
 def _refused(reason: str) -> InvalidRequest:
