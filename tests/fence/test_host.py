@@ -159,3 +159,9 @@ def test_with_a_real_tokenizer(smollm2: Path) -> None:
         at = at.advance(token)
     assert at.ended
     assert allowed(at)[eos[0]]
+
+
+def test_where_one_text_is_left_each_of_its_tokenisations_is_legal() -> None:
+    shared = HostVocabulary([b"", b"t", b"r", b"u", b"e", b"tr", b"true", b"ue", b"x"], (EOS,))
+    legal = np.flatnonzero(allowed(shared.matcher(lark('start: "true"'))))
+    assert [shared.vocabulary[token] for token in legal] == [b"t", b"tr", b"true"]
