@@ -132,7 +132,7 @@ class EngineConfig:
     checkpoint_tokens: int = 1024
     staged_restore: bool = True
     save_on_close: bool = True
-    fence_states: int = 3072
+    fence_states: int = 2048
     loop_guard: bool = False
     forced_runs: bool = True
     max_queue: int = 256

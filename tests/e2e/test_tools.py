@@ -39,7 +39,7 @@ def check(engine: Engine, some: list[Case]) -> list[Envelope]:
 
 def test_eight_turns_hold_only_right_calls(fenced: Engine) -> None:
     """Tools that the prompt does not even show: what comes is the fence's doing alone."""
-    some = [tool_case(name, TRAINED_ON[i % 3], CHOICES[i % 4], seed=i, max_tokens=60) for i, name in enumerate(SMALL)]
+    some = [tool_case(name, TRAINED_ON[i % 3], CHOICES[i % 4], seed=i, max_tokens=120) for i, name in enumerate(SMALL)]
     some = [replace(one, request=replace(one.request, messages=None, prompt="Now call:")) for one in some]
     found = check(fenced, some)
     assert sum(len(one.calls) for one in found) >= 3

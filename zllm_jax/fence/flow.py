@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import coo_array, csr_array
-from scipy.sparse.csgraph import breadth_first_order
 
 from zllm_jax.fence.automaton import DEAD
 from zllm_jax.fence.machine import Edge, Machine
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 Ints = npt.NDArray[np.int64]
 
@@ -50,6 +52,8 @@ def leading_on(machine: Machine) -> npt.NDArray[np.bool_]:
 
 def callers(machine: Machine) -> dict[int, frozenset[int]]:
     """By state, the rows of returns that the frame it is in may remember; none for states of the outermost frame."""
+    from scipy.sparse.csgraph import breadth_first_order  # 15 MB: an engine that follows no fence does without
+
     source, target, special = _ways(machine)
     more = [(state, row) for state, edge in special if edge.push is not None for row in machine.returns[edge.push]]
     beyond = np.array([one for one in more if one[1] != DEAD], np.int64).reshape(-1, 2)
@@ -79,11 +83,16 @@ def _ways(machine: Machine) -> tuple[Ints, Ints, list[tuple[int, Edge]]]:
 
 
 def _graph(source: Ints, target: Ints, num_states: int) -> csr_array:
+    from scipy.sparse import coo_array
+
     return coo_array((np.ones(len(source), np.int32), (source, target)), shape=(num_states, num_states)).tocsr()
 
 
 def _reached(graph: csr_array, begin: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """What can be reached from any of several states."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import breadth_first_order
+
     first, size = len(begin), (len(begin) + 1, len(begin) + 1)
     starts = np.flatnonzero(begin)
     more = csr_array((np.ones(len(starts), np.int32), starts, [*([0] * first), 0, len(starts)]), shape=size)

@@ -60,7 +60,7 @@ class FencePool:
 
     def __init__(self, vocabulary: Vocabulary, num_states: int) -> None:
         self.vocabulary = vocabulary
-        sizes = {**dict.fromkeys(_NAMES, num_states), "dependent": 32 * num_states, "counts": 2 + num_states // 64}
+        sizes = {**dict.fromkeys(_NAMES, num_states), "dependent": 32 * num_states, "counts": 2 + num_states // 32}
         self._rooms = {name: _Room(size) for name, size in sizes.items()}
         self._loaded: OrderedDict[str, _Loaded] = OrderedDict()
         num_words = -(-len(vocabulary) // 32)
