@@ -24,6 +24,7 @@ from zllm_jax.fence import (
     Position,
     Vocabulary,
     choices,
+    compile_fence,
     compile_tokens,
     decimal_number,
     fence_advance,
@@ -35,6 +36,7 @@ from zllm_jax.fence import (
     unpack_bits,
 )
 from zllm_jax.fence.schema import json_schema
+from zllm_jax.values import Fence
 
 EOS = 0
 # Tokens that span several states, share prefixes, cut a character, or contain bytes no automaton here knows.
@@ -182,6 +184,17 @@ def test_the_device_is_the_machine(name: str, json_vocabulary: Vocabulary) -> No
     device = Device(json_schema(SCHEMAS[name]).machine, json_vocabulary)
     for _ in range(3):
         agree(device, walks(device.tables.machine, json_vocabulary, rng, 12))
+
+
+@pytest.mark.parametrize("pattern", [r"b[\s\S]*", r"(b|c)[\s\S]*d?", r"[\s\S]*", r"x{3}[^a]*", r"<<[\s\S]*>>|\d{3,}"])
+def test_a_free_stretch_that_nothing_leaves(pattern: str, json_vocabulary: Vocabulary) -> None:
+    machine = compile_fence(Fence(regex=pattern)).machine
+    made = compile_tokens(machine, json_vocabulary)
+    machine = made.machine
+    for state in range(1, machine.num_states):
+        legal = unpack_bits(made.masks[made.row[state]], len(json_vocabulary))
+        expected = [bool(text) and not machine.run(text, Position(state)).dead for text in json_vocabulary.tokens]
+        assert legal.tolist() == expected, state
 
 
 def test_what_a_count_decides_is_one_row_where_it_is_much(

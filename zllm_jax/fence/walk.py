@@ -118,9 +118,9 @@ class Walk:
     def found(self) -> Found:
         """What may come, by kind of state."""
         items, steps, begun = [_Items(_NONE, _NONE, _NONE)], [_NO_STEPS], [_NO_STEPS]
-        last = max((one.tables.depth for one in self._stretches), default=1)
-        for depth in range(1, len(self._levels)):
-            if depth > last and not len(items[-1].node):
+        last = max((one.tables.depth for one in self._stretches), default=0)
+        for depth in range(1, len(self._levels)):  # all that is in no free stretch begins at the first
+            if depth > max(last, 1) and not len(items[-1].node):
                 break
             after, ways, first = self._down(items[-1], depth)
             items.append(after)
