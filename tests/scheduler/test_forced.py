@@ -10,6 +10,7 @@ import pytest
 from tests.scheduler.device import Bench, result
 from zllm_jax.fence import ForcedRuns, TokenTables, Vocabulary, compile_tokens, machine_of
 from zllm_jax.fence.regular import fullmatch_regex
+from zllm_jax.runtime import Watched
 from zllm_jax.testing import ByteTokenizer
 from zllm_jax.values import Sampling, Status, Tier
 
@@ -102,6 +103,7 @@ def test_a_run_longer_than_a_chunk() -> None:
 NO_RUNS = {
     "log-probabilities": {"sampling": Sampling(temperature=0.0, logprobs=0)},
     "penalties": {"sampling": Sampling(temperature=0.0, frequency_penalty=0.5)},
+    "loop guard": {"watch": Watched()},
 }
 
 

@@ -67,7 +67,7 @@ def may_force(machine: Machine, num_bytes: int = MIN_TOKENS) -> npt.NDArray[np.b
 
 def _ways(machine: Machine) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """From each state that some stack may leave a single way, and to where each of its ways may lead."""
-    counting = np.array([edge == Edge(edge.target, edge.guard, add=1) for edge in machine.special] + [False])
+    counting = np.array([edge.only_counts for edge in machine.special] + [False])
     ways = (machine.edges > 0) | ((machine.edges < 0) & counting[np.maximum(~machine.edges, 0)])
     source, byte = np.nonzero((machine.edges != DEAD) & (ways.sum(axis=1, keepdims=True) <= 1))
     target = machine.edges[source, byte].astype(np.int64)

@@ -66,6 +66,11 @@ class Edge:
     pop: int | None = None
     otherwise: Edge | None = None
 
+    @property
+    def only_counts(self) -> bool:
+        """Whether all that it does, if its guard holds, is to add one to the count."""
+        return self == Edge(self.target, self.guard, add=1)
+
 
 @dataclass(frozen=True)
 class Frame:

@@ -12,6 +12,7 @@ and lead elsewhere once they end. It shares the region's tokens.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,7 +23,7 @@ import numpy.typing as npt
 
 from zllm_jax.fence.automaton import DEAD
 from zllm_jax.fence.flow import columns
-from zllm_jax.fence.machine import Condition, Edge, Machine
+from zllm_jax.fence.machine import Condition, Machine
 from zllm_jax.fence.vocabulary import Level, Vocabulary, pack_bits
 
 Ints = npt.NDArray[np.int64]
@@ -70,7 +71,8 @@ class Exits:
 class RegionTables:
     """masks: u32[k, W], the tokens that stay inside whatever the count. exits: by depth.
 
-    counts: u8[k, V], of the others that stay inside, how much they add to the count; 0 for all else.
+    counts: u8[k, V], of the others that stay inside, how much they add to the count; 0 for all else. [k, 0] without a
+    bound.
     """
 
     masks: npt.NDArray[np.uint32]
@@ -84,6 +86,7 @@ class RegionTables:
 
 
 _KEPT: WeakKeyDictionary[Vocabulary, dict[str, RegionTables]] = WeakKeyDictionary()
+_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +175,7 @@ def _with_counted(machine: Machine) -> tuple[Ints, dict[int, int | None]]:
     targets = np.zeros(len(machine.special) + 1, np.int64)
     for number, edge in enumerate(machine.special):
         high = edge.guard[0].high if edge.guard else -1
-        if edge == Edge(edge.target, edge.guard, add=1) and edge.guard in ((), (Condition(high=high),)):
+        if edge.only_counts and edge.guard in ((), (Condition(high=high),)):
             most[number] = None if high < 0 else high + 1
             targets[number] = edge.target
     edges = machine.edges
@@ -208,19 +211,20 @@ def region_tables(region: Region, vocabulary: Vocabulary) -> RegionTables:
     """Made once for each kind of region, and kept with the vocabulary."""
     kept = _KEPT.setdefault(vocabulary, {})
     digest = region.digest
-    if digest not in kept:
+    made = kept.get(digest)
+    if made is None:
         made = _tables(region, vocabulary)
-        while len(kept) >= MOST_KEPT:
-            kept.pop(next(iter(kept)), None)
-        kept[digest] = made
-        return made
-    return kept[digest]
+        with _LOCK:  # several threads compile
+            while len(kept) >= MOST_KEPT:
+                del kept[next(iter(kept))]
+            kept[digest] = made
+    return made
 
 
 def _tables(region: Region, vocabulary: Vocabulary) -> RegionTables:
     levels, num_states = vocabulary.levels, len(region.states)
     bits = np.zeros((num_states, len(vocabulary)), np.bool_)
-    counts = np.zeros((num_states, len(vocabulary)), np.uint8)
+    counts = np.zeros((num_states, len(vocabulary) if region.most is not None else 0), np.uint8)
     root, state = np.arange(num_states), np.arange(num_states)
     node, count = np.zeros(num_states, np.int64), np.zeros(num_states, np.int64)
     path = np.zeros((num_states, 0), np.uint8)
@@ -240,7 +244,8 @@ def _tables(region: Region, vocabulary: Vocabulary) -> RegionTables:
         own = below.own[node] - below.start[node]
         where = np.repeat(root, own), vocabulary.order[ranges(below.start[node], own)]
         bits[where] = np.repeat(count == 0, own)
-        counts[where] = np.repeat(np.where(count < 256, count, 0), own)  # longer tokens are left out
+        if region.most is not None:
+            counts[where] = np.repeat(np.where(count < 256, count, 0), own)  # longer tokens are left out
     return RegionTables(pack_bits(bits), counts, tuple(exits))
 
 

@@ -274,10 +274,11 @@ def row_of(one: Sequence) -> Row:
 
 
 def takes_runs(job: Job, *, truncatable: bool) -> bool:
-    """Whether tokens may be appended unseen: nobody wants their log-probabilities, no penalty counts them on the
-    device, and the caller does not stop in their midst where the state could not be cut.
+    """Whether tokens may be appended unseen: nobody wants their log-probabilities, neither penalties nor the loop guard
+    count them on the device, and the caller does not stop in their midst where the state could not be cut.
     """
-    return job.sampling.logprobs is None and not uses_history(job) and (truncatable or not job.single_step)
+    seen = job.sampling.logprobs is not None or uses_history(job) or job.watch is not None
+    return not seen and (truncatable or not job.single_step)
 
 
 def uses_history(job: Job) -> bool:
