@@ -13,8 +13,8 @@ from tests.dialect.tool_sets import SETS, example
 from tests.fence.schema import randomly
 from zllm_jax.config import EngineConfig
 from zllm_jax.dialect.chatml_json import CHATML_LAYOUT
-from zllm_jax.dialect.dsml import dsml_layout
 from zllm_jax.dialect.glm_xml import glm_layout
+from zllm_jax.dialect.tool_dialects import DIALECTS
 from zllm_jax.dialect.tool_fence import call_machine
 from zllm_jax.dialect.tool_parser import ToolParser
 from zllm_jax.dialect.tools import Layout, render_calls, tools_of
@@ -22,13 +22,7 @@ from zllm_jax.errors import InvalidRequest, UnsupportedGrammar
 from zllm_jax.fence import Machine
 from zllm_jax.values import NamedTool, ToolCall
 
-LAYOUTS = {
-    "dsml": dsml_layout(),
-    "dsml-v3.2": dsml_layout("function_calls"),
-    "glm-4.6": glm_layout(lines=True),
-    "glm-4.7": glm_layout(lines=False),
-    "chatml": CHATML_LAYOUT,
-}
+LAYOUTS = {name: make().layout for name, make in DIALECTS.items()}
 WEATHER = {
     "type": "object",
     "properties": {

@@ -10,7 +10,7 @@ import pytest
 
 from zllm_jax.dialect.chatml_json import CHATML_LAYOUT
 from zllm_jax.dialect.dsml import dsml_layout
-from zllm_jax.dialect.glm_xml import glm_layout
+from zllm_jax.dialect.tool_dialects import DIALECTS
 from zllm_jax.dialect.tool_parser import (
     ArgumentsDelta,
     CallBegin,
@@ -25,8 +25,7 @@ from zllm_jax.dialect.tools import Layout, ToolSpec, call_id, render_calls
 from zllm_jax.errors import InvalidRequest
 from zllm_jax.values import ToolCall
 
-LAYOUTS = {"dsml": dsml_layout(), "v3.2": dsml_layout("function_calls"), "glm-4.6": glm_layout(True)}
-LAYOUTS |= {"glm-4.7": glm_layout(False), "chatml": CHATML_LAYOUT}
+LAYOUTS = {name: make().layout for name, make in DIALECTS.items()}
 TYPES: dict[str, Any] = {"s": "string", "text": "string", "arguments": "string", "n": "number", "b": "boolean"}
 TYPES |= {"list": "array", "o": "object", "z": "null"}
 TOOLS = [ToolSpec("run", "", {"properties": {key: {"type": value} for key, value in TYPES.items()}}), ToolSpec("a.b-c")]

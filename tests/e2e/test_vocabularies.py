@@ -18,6 +18,7 @@ from zllm_jax.dialect import Tokenizer, load_tokenizer
 from zllm_jax.dialect.chatml_json import CHATML_LAYOUT
 from zllm_jax.dialect.dsml import dsml_layout
 from zllm_jax.dialect.glm_xml import glm_layout
+from zllm_jax.dialect.tool_dialects import DIALECTS
 from zllm_jax.dialect.tool_fence import call_machine
 from zllm_jax.dialect.tools import Layout, ToolCall, check_fits, render_calls, tools_of
 from zllm_jax.engine.fences import vocabulary_of
@@ -26,13 +27,7 @@ from zllm_jax.fence import Machine, TokenTables, Vocabulary, compile_fence, comp
 from zllm_jax.values import Fence
 
 NAMES = {"smollm2": "smollm2", "gemma": "gemma3", "deepseek": "deepseek"}
-LAYOUTS = {
-    "dsml": dsml_layout(),
-    "dsml-v3.2": dsml_layout("function_calls"),
-    "glm-4.6": glm_layout(lines=True),
-    "glm-4.7": glm_layout(lines=False),
-    "chatml": CHATML_LAYOUT,
-}
+LAYOUTS = {name: make().layout for name, make in DIALECTS.items()}
 TEXTS = [
     "",
     "Paris",

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from tests.fence.guard_texts import LEGAL, LOOPING
+from tests.fence.small_guard import SMALL
 from zllm_jax.checkpoint import open_checkpoint
 from zllm_jax.dialect import Tokenizer, load_tokenizer
 from zllm_jax.fence.guard import (
@@ -27,19 +28,6 @@ from zllm_jax.fence.guard_device import combine, excluding_mask, guard_rows, row
 from zllm_jax.fence.vocabulary import pack_bits, unpack_bits
 
 GUARD = LoopGuard()
-SMALL = LoopGuard(
-    max_period=12,
-    min_repeats=3,
-    prose_words=2,
-    prose_tokens=8,
-    chant_tokens=12,
-    symbol_tokens=20,
-    context=3,
-    num_slots=32,
-    passage_tokens=6,
-    passage_seen=2,
-    passage_words=3,
-)
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,10 @@ import jax
 import numpy as np
 import pytest
 
+from tests.fence.small_guard import SMALL
 from tests.runtime import drive
 from tests.runtime.drive import Place, Scorer
-from zllm_jax.fence import FencePool, LoopGuard, Vocabulary, compile_fence, compile_tokens
+from zllm_jax.fence import FencePool, Vocabulary, compile_fence, compile_tokens
 from zllm_jax.runtime import Fenced, Row, Runner, StateShape, Watched, count_compilations, init_params
 from zllm_jax.testing import ByteTokenizer, tiny_config
 from zllm_jax.values import Fence, Sampling
@@ -19,19 +20,6 @@ SHAPE = StateShape(num_pages=96, page_tokens=8, num_rings=3, num_slots=3, max_pa
 PLACES = [Place(tuple(range(24 * i, 24 * i + 24)), ring=i, slot=i) for i in range(3)]
 TOKENIZER = ByteTokenizer()
 VOCABULARY = Vocabulary(TOKENIZER.vocabulary(), TOKENIZER.eos_ids)
-GUARD = LoopGuard(
-    max_period=12,
-    min_repeats=3,
-    prose_words=2,
-    prose_tokens=8,
-    chant_tokens=12,
-    symbol_tokens=20,
-    context=3,
-    num_slots=32,
-    passage_tokens=6,
-    passage_seen=2,
-    passage_words=3,
-)
 WORDS = np.array([chr(token).isalpha() and token < 128 for token in range(TOKENIZER.vocab_size)])
 PROMPT = list(b"Say it.")
 COUNT = 80
@@ -55,7 +43,7 @@ def runner() -> Scorer:
         decode_buckets=(3,),
         decode_steps=16,
         fences=FencePool(VOCABULARY, 128),
-        guard=GUARD,
+        guard=SMALL,
         words=WORDS,
     )
     begun(made, PLACES[0], None)
@@ -189,7 +177,7 @@ def test_thinking_that_only_loops_is_closed(runner: Scorer, steps: int) -> None:
     assert Z not in outside
     end = inside.index(Z)
     assert inside[:end] == outside[:end]
-    assert sum(one != A for one in inside[:end]) == GUARD.end_after
+    assert sum(one != A for one in inside[:end]) == SMALL.end_after
     assert Z not in inside[end + 1 :]
 
 
@@ -226,6 +214,6 @@ def test_a_grammar_comes_first(runner: Scorer, pattern: str, used: bytes, left: 
 def test_a_guard_needs_to_know_the_words() -> None:
     cfg = tiny_config("llama")
     params = init_params(cfg, jax.random.key(0))
-    for options in ({"guard": GUARD}, {"words": WORDS}, {"guard": GUARD, "words": WORDS[:-1]}):
+    for options in ({"guard": SMALL}, {"words": WORDS}, {"guard": SMALL, "words": WORDS[:-1]}):
         with pytest.raises(ValueError, match="259 tokens are words"):
             Runner(params, cfg, SHAPE, **options)
