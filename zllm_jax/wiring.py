@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from zllm_jax.engine.fence_store import FenceStore
 from zllm_jax.engine.fences import FenceCompiler, forced_runs_of, vocabulary_of
 from zllm_jax.errors import ConfigError, StoreUnavailable
 from zllm_jax.fence import FencePool, LoopGuard, Vocabulary, word_tokens
+from zllm_jax.memory import trim
 from zllm_jax.runtime import (
     Runner,
     StateShape,
@@ -129,13 +131,16 @@ def open_runner(
     """
     check_shapes(checkpoint, cfg)
     mesh = open_mesh(cfg, config)
-    tables = pool.tables if pool is not None else None
+    tables = pool.shapes if pool is not None else None
     guard = LoopGuard() if vocabulary is not None else None
     state_dtype = config.state_dtype or config.dtype
-    _beside(fetch_prefill, cfg, shape, config.dtype, state_dtype, config.prefill_buckets[0], mesh, tables, guard)
+    first = (cfg, shape, config.dtype, state_dtype)
+    _beside(
+        partial(fetch_prefill, *first, config.prefill_buckets[0], mesh, tables, guard),
+        partial(fetch_decode, *first, config.decode_buckets[0], config.decode_steps, mesh, tables, guard),
+    )
     params = load_params(checkpoint, cfg, config.dtype, mesh=mesh, progress=progress)
-    decode = (config.decode_buckets[0], config.decode_steps)
-    _beside(fetch_decode, cfg, shape, config.dtype, state_dtype, *decode, mesh, tables, guard)
+    trim()  # before the state takes its memory
     return Runner(
         params,
         cfg,
@@ -162,17 +167,19 @@ def open_mesh(cfg: ModelConfig, config: EngineConfig) -> Any:
     return mesh
 
 
-def _beside(fetch: Callable[..., None], *args: object) -> None:
-    """Fetch a program in a thread: a call that needs it meanwhile waits for it, and meets its errors itself.
+def _beside(*fetches: Callable[[], None]) -> None:
+    """Fetch programs in a thread: a call that needs one meanwhile waits for it, and meets its errors itself.
 
     The thread is waited for when the process ends: the compiler does not survive being cut off.
     """
 
     def run() -> None:
-        with suppress(Exception):
-            fetch(*args)
+        for fetch in fetches:
+            with suppress(Exception):
+                fetch()
+            trim()
 
-    threading.Thread(target=run, name="fetch-program").start()
+    threading.Thread(target=run, name="fetch-programs").start()
 
 
 def model_config(checkpoint: Checkpoint, config: EngineConfig) -> ModelConfig:

@@ -36,6 +36,7 @@ from zllm_jax.fence import (
     unpack_bits,
 )
 from zllm_jax.fence.schema import json_schema
+from zllm_jax.runtime.fences import DeviceFences
 from zllm_jax.values import Fence
 
 EOS = 0
@@ -74,8 +75,8 @@ class Device:
 
     def __init__(self, machine: Machine, vocabulary: Vocabulary, states: int = 1024) -> None:
         self.tables = compile_tokens(machine, vocabulary)
-        self.pool = FencePool(vocabulary, states)
-        self.place, _ = self.pool.load(self.tables)
+        self.fences = DeviceFences(FencePool(vocabulary, states))
+        self.place = self.fences.load(self.tables)
         self.vocabulary = vocabulary
         self._mask, self._advance = jax.jit(fence_mask), jax.jit(fence_advance)
 
@@ -85,10 +86,10 @@ class Device:
 
     def legal(self, state: FenceState) -> np.ndarray:
         """bool[B, V]"""
-        return unpack_bits(np.asarray(self._mask(self.pool.tables, state)), len(self.vocabulary))
+        return unpack_bits(np.asarray(self._mask(self.fences.tables, state)), len(self.vocabulary))
 
     def after(self, state: FenceState, *tokens: int) -> FenceState:
-        return jax.tree.map(np.asarray, self._advance(self.pool.tables, state, jnp.array(tokens, jnp.int32)))
+        return jax.tree.map(np.asarray, self._advance(self.fences.tables, state, jnp.array(tokens, jnp.int32)))
 
 
 def completable(machine: Machine, state: int, tokens: Sequence[bytes]) -> bool:
@@ -254,8 +255,7 @@ def test_advance_is_the_machines_step(json_vocabulary: Vocabulary) -> None:
 def test_rows_follow_their_own_grammar_or_none(json_vocabulary: Vocabulary) -> None:
     number = compile_tokens(NUMBER, json_vocabulary)
     device = Device(json_schema(SCHEMAS["closed"]).machine, json_vocabulary)
-    place, fresh = device.pool.load(number)
-    assert fresh
+    place = device.fences.load(number)
     rows = [
         (device.place.states, device.place.returns, device.tables.machine.begin),
         (place.states, place.returns, NUMBER.begin),
@@ -288,6 +288,19 @@ def test_a_draft_is_judged_on_a_copy() -> None:
     assert device.legal(begin)[0].any()
 
 
+def test_grammars_lie_side_by_side_however_many_blocks_they_need() -> None:
+    vocabulary = Vocabulary(PIECES, [EOS])
+    machines = [machine_of(choices(["no" * 150, "yes"])), NUMBER, machine_of(choices(["no" * 100])), WORDS]
+    together = DeviceFences(FencePool(vocabulary, 1024))
+    places, masked = [together.load(compile_tokens(machine, vocabulary)) for machine in machines], jax.jit(fence_mask)
+    for machine, place in zip(machines, places, strict=True):
+        alone = Device(machine, vocabulary)
+        for state in range(1, machine.num_states):
+            at = Position(state)
+            there = masked(together.tables, pack_positions([(place.states, place.returns, at)]))
+            np.testing.assert_array_equal(unpack_bits(np.asarray(there), len(vocabulary)), alone.legal(alone.at(at)))
+
+
 def test_a_full_pool_forgets_who_is_idle_and_refuses_beside_who_is_not() -> None:
     vocabulary = Vocabulary(PIECES, [EOS])
     first, second = compile_tokens(NUMBER, vocabulary), compile_tokens(WORDS, vocabulary)
@@ -296,9 +309,11 @@ def test_a_full_pool_forgets_who_is_idle_and_refuses_beside_who_is_not() -> None
     with pytest.raises(Overloaded, match="try again later"):
         pool.load(second)
     pool.release(first)
-    assert pool.load(second) == (Place(1, 0), True)
+    place, patch = pool.load(second)
+    assert place == Place(1, 0)
+    assert patch is not None
     pool.release(second)
-    assert pool.load(second) == (Place(1, 0), False)
+    assert pool.load(second) == (Place(1, 0), None)
     large = compile_tokens(machine_of(choices(["no" * 40])), vocabulary)
     with pytest.raises(UnsupportedGrammar, match=r"raise EngineConfig\.fence_states"):
         pool.load(large)
@@ -315,7 +330,7 @@ def test_bits_are_packed_for_every_width(num_tokens: int) -> None:
 
 def test_the_step_takes_no_host_round_trip() -> None:
     device = Device(NUMBER, Vocabulary(PIECES, [EOS]))
-    compiled = jax.jit(partial(_both, device.pool.tables)).lower(device.at(NUMBER.begin)).compile()
+    compiled = jax.jit(partial(_both, device.fences.tables)).lower(device.at(NUMBER.begin)).compile()
     assert not any(word in compiled.as_text() for word in ("callback", "infeed", "outfeed"))
 
 

@@ -144,7 +144,7 @@ class Bench:
         self._state = init_state(spec, self._shape, cfg.vocab_size, jnp.dtype(state_dtype))
         self.tables = compile_tokens(json_schema(SCHEMA).machine, self.vocabulary)
         self._place: Place = self._runner.load_fence(self.tables)
-        self._on_device = jax.device_put(pool.tables)
+        self._on_device = self._runner.fence_tables
         self._bytes = {text[0]: token for token, text in enumerate(self.vocabulary.tokens) if len(text) == 1}
         grammar = llguidance.LLMatcher.grammar_from_json_schema({**_SAME_SPACES, **SCHEMA})
         begin = HostVocabulary(self.vocabulary.tokens, self.vocabulary.eos_ids).matcher(grammar)

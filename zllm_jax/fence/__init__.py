@@ -21,6 +21,7 @@ from zllm_jax.fence.guard_device import (
 )
 from zllm_jax.fence.host import HostMachine, HostMatcher, HostVocabulary, lark
 from zllm_jax.fence.machine import MAX_DEPTH, Condition, Edge, Frame, Machine, MachineBuilder, Position, machine_of
+from zllm_jax.fence.placed import Block, Patch, blocks_of, first_patch, fixed_parts, write_block
 from zllm_jax.fence.pool import FencePool, Place
 from zllm_jax.fence.stored import tables_from_bytes, tables_to_bytes
 from zllm_jax.fence.tables import TokenTables, compile_tokens
@@ -32,6 +33,7 @@ __all__ = [
     "MAX_DEPTH",
     "MIN_TOKENS",
     "NO_TOKEN",
+    "Block",
     "ByteAutomaton",
     "Compiled",
     "Condition",
@@ -48,10 +50,12 @@ __all__ = [
     "LoopGuard",
     "Machine",
     "MachineBuilder",
+    "Patch",
     "Place",
     "Position",
     "TokenTables",
     "Vocabulary",
+    "blocks_of",
     "choices",
     "combine",
     "compile_fence",
@@ -61,6 +65,8 @@ __all__ = [
     "excluding_mask",
     "fence_advance",
     "fence_mask",
+    "first_patch",
+    "fixed_parts",
     "forced_text",
     "guard_rows",
     "lark",
@@ -76,4 +82,5 @@ __all__ = [
     "tables_to_bytes",
     "unpack_bits",
     "word_tokens",
+    "write_block",
 ]

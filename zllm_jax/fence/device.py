@@ -32,10 +32,10 @@ class FenceTables:
     edges: ArrayLike  # i32[Q, 256]: the next state, or ~i for the i-th special edge
     accepting: ArrayLike  # bool[Q]
     pauses: ArrayLike  # bool[Q]: a run may be forced here
-    row: ArrayLike  # i32[Q], of masks and depends
-    masks: ArrayLike  # u32[U, W]; bit i of word w: token 32w + i is legal
-    depends: ArrayLike  # i32[U, 4]: where the tokens that the stack decides begin in `dependent`, how many they are;
-    # of those that the frame's count decides the row in `counts` (-1: none), and what it may come to
+    kind: ArrayLike  # i32[Q], what states have in common
+    kinds: ArrayLike  # i32[U, 5]: where the tokens that the stack decides begin in `dependent`, how many they are;
+    # of those that the frame's count decides the row in `counts` (-1: none), and what it may come to; the row of masks
+    masks: ArrayLike  # u32[M, W]; bit i of word w: token 32w + i is legal
     dependent: ArrayLike  # i32[A]
     counts: ArrayLike  # u8[C, V]: what tokens add to the count, 0 for those that it does not decide
     special: ArrayLike  # i32[E, 9]: target, use low and high, add, push, pop, otherwise, first condition, how many
@@ -81,11 +81,10 @@ def words(bits: int) -> tuple[int, int]:
 def fence_mask(tables: FenceTables, at: FenceState) -> jax.Array:
     """The tokens that may come next, u32[B, W]. Where nothing may, EOS, so that a row that is stuck can end."""
     state, depth = jnp.asarray(at.state), jnp.asarray(at.depth)
-    row = jnp.asarray(tables.row)[state]
-    mask = jnp.asarray(tables.masks)[row]
+    spans = jnp.asarray(tables.kinds)[jnp.asarray(tables.kind)[state]]  # i32[B, 5]
+    mask = jnp.asarray(tables.masks)[spans[:, 4]]
     ends = jnp.asarray(tables.accepting)[state] & (depth == 0)
     mask = jnp.where(ends[:, None], mask | jnp.asarray(tables.eos)[None], mask)
-    spans = jnp.asarray(tables.depends)[row]  # i32[B, 4]
     mask = lax.cond(jnp.any(spans[:, 2] >= 0), _count, lambda mask, *_: mask, mask, tables, at, spans)
     mask = lax.cond(jnp.any(spans[:, 1] > 0), _decide, lambda mask, *_: mask, mask, tables, at, spans)
     stuck = jnp.all(mask == 0, axis=1)

@@ -17,7 +17,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from zllm_jax.config import Dtype, ModelConfig
-from zllm_jax.fence import FenceState, FenceTables, HostMatcher, LoopGuard, pack_positions
+from zllm_jax.fence import Block, FenceState, FenceTables, HostMatcher, LoopGuard, pack_positions
+from zllm_jax.fence import write_block as write_fence_block
 from zllm_jax.runtime import steps, transfer
 from zllm_jax.runtime.loops import Watch
 from zllm_jax.runtime.models import architecture
@@ -126,6 +127,11 @@ def begin_slot(history: History, slot: jax.Array, tokens: jax.Array, *, mesh: Me
 def _pinned(history: History, mesh: Mesh | None) -> History:
     penalties = pin(replace(history, guard=None), mesh, HISTORY_AXES)
     return replace(penalties, guard=pin(history.guard, mesh))
+
+
+@partial(jax.jit, static_argnames="mesh", donate_argnames="fences")
+def write_fences(fences: FenceTables, block: Block, *, mesh: Mesh | None) -> FenceTables:
+    return pin(write_fence_block(fences, block), mesh)
 
 
 @partial(jax.jit, static_argnames="mesh", donate_argnames="layers")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,20 +21,20 @@ from jax.sharding import Mesh
 from zllm_jax.buffers import RowLayout, aligned_empty
 from zllm_jax.config import Dtype, ModelConfig
 from zllm_jax.errors import DeviceLost, UnsupportedGrammar
-from zllm_jax.fence import FencePool, HostMatcher, LoopGuard, Place, TokenTables
+from zllm_jax.fence import FencePool, FenceTables, HostMatcher, LoopGuard, Place, TokenTables
 from zllm_jax.memory import trim
 from zllm_jax.runtime import programs, transfer
+from zllm_jax.runtime.fences import DeviceFences
 from zllm_jax.runtime.models import architecture
 from zllm_jax.runtime.port import Capacity, Chunk, Copying, Drawn, Row
 from zllm_jax.runtime.sampling import Sampled
-from zllm_jax.runtime.sharding import check_mesh, sharding
+from zllm_jax.runtime.sharding import check_mesh, sharding, whole
 from zllm_jax.runtime.stages import Stage, cut
 from zllm_jax.runtime.state import ROW_AXES, StateShape, init_state, page_bytes
 from zllm_jax.runtime.steps import DecodeInputs, Passing, PrefillInputs
 from zllm_jax.values import Sampling, TokenLogprob
 
 Progress = Callable[[str, int, int], None]
-T = TypeVar("T")
 _NO_FENCES = "this engine follows no fences: EngineConfig.fence_states is 0"
 
 
@@ -82,13 +82,12 @@ class Runner:
         if (guard is None) != (words is None) or (words is not None and words.shape != (cfg.vocab_size,)):
             raise ValueError(f"a loop guard needs which of the {cfg.vocab_size} tokens are words, and nobody else does")
         self._state = init_state(self._spec, shape, cfg.vocab_size, self._dtype, fill, mesh=mesh, guard=guard)
-        self._words = None if words is None else self._everywhere(words)
+        self._words = None if words is None else jax.device_put(words, whole(mesh))
         self._prefill_buckets, self._decode_buckets = tuple(prefill_buckets), tuple(decode_buckets)
         self._decode_steps = decode_steps
         self._group_pages = transfer.group_pages(shape.page_tokens)
         self._failure: BaseException | None = None
-        self._fences = fences
-        self._fence_tables = None if fences is None else self._everywhere(fences.tables)
+        self._fences = None if fences is None else DeviceFences(fences, mesh)
 
     @property
     def capacity(self) -> Capacity:
@@ -162,7 +161,7 @@ class Runner:
             self._state.history,
             passing.x,
             inputs,
-            self._fence_tables,
+            self.fence_tables,
             self._words,
             allowed,
             cfg=self._cfg,
@@ -185,7 +184,7 @@ class Runner:
                 self._params,
                 self._state,
                 inputs,
-                self._fence_tables,
+                self.fence_tables,
                 self._words,
                 cfg=self._cfg,
                 max_steps=self._decode_steps,
@@ -206,7 +205,7 @@ class Runner:
                 passing = self._run_stage(stage, passing)
             allowed = self._host_masks(rows, bucket)
             history, sampled = programs.draw_rows(
-                self._around, self._state.history, passing.x, inputs, self._fence_tables, allowed, self._words, **fixed
+                self._around, self._state.history, passing.x, inputs, self.fence_tables, allowed, self._words, **fixed
             )
             self._state = replace(self._state, history=history)
             samplings = [row.sampling for row in rows]
@@ -215,7 +214,7 @@ class Runner:
 
     def _host_masks(self, several: Sequence[Row | Chunk], bucket: int) -> np.ndarray | None:
         """u32[bucket, W]; None where no row can have a fence."""
-        if self._fence_tables is not None:
+        if self.fence_tables is not None:
             return programs.host_masks(several, bucket, -(-self._cfg.vocab_size // 32))
         if any(one.fence is not None for one in several):
             raise UnsupportedGrammar(_NO_FENCES)
@@ -224,19 +223,16 @@ class Runner:
     def load_fence(self, tables: TokenTables) -> Place:
         if self._fences is None:
             raise UnsupportedGrammar(_NO_FENCES)
-        place, fresh = self._fences.load(tables)
-        if fresh:
-            self._fence_tables = self._everywhere(self._fences.tables)
-        return place
+        with self._state_at_stake():
+            return self._fences.load(tables)
 
     def release_fence(self, tables: TokenTables) -> None:
         if self._fences is not None:
             self._fences.release(tables)
 
-    def _everywhere(self, tables: T) -> T:
-        """Arrays on the device, or whole on each of the mesh. The host's copy may change afterwards."""
-        where = None if self._mesh is None else sharding(self._mesh, (), ())
-        return jax.tree.map(lambda part: jax.device_put(np.array(part), where), tables)
+    @property
+    def fence_tables(self) -> FenceTables | None:
+        return None if self._fences is None else self._fences.tables
 
     def loops_broken(self, slot: int) -> int:
         """0 where no row is ever watched, or once the device is lost."""
@@ -334,10 +330,10 @@ class Runner:
             raise
 
     def _intact(self) -> bool:
-        if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state)):
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves((self._state, self.fence_tables))):
             return False
         try:
-            jax.block_until_ready(self._state)
+            jax.block_until_ready((self._state, self.fence_tables))
         except jax.errors.JaxRuntimeError:
             return False
         return True

@@ -74,6 +74,11 @@ def sharding(mesh: Mesh, axes: Sequence[Axis], shape: Sequence[int]) -> NamedSha
     return NamedSharding(mesh, spec)
 
 
+def whole(mesh: Mesh | None) -> NamedSharding | None:
+    """The placement of what each device has all of."""
+    return None if mesh is None else sharding(mesh, (), ())
+
+
 def pin(tree: T, mesh: Mesh | None, axes: Sequence[Axis] = ()) -> T:
     """Inside a program: arrays that stay where their logical axes put them (without axes: whole, on every device)."""
     if mesh is None:
