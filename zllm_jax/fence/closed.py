@@ -18,20 +18,21 @@ from zllm_jax.fence.vocabulary import Vocabulary
 
 Ints = npt.NDArray[np.int64]
 QUOTE, BACKSLASH = 0x22, 0x5C
-MIN_STATES, MAX_STATES = 8, 1024
+MIN_STATES, MAX_STATES = 8, 2048
+MOST_ENDS = 3  # states that may follow the quote: more, and it is a list of names
 
 
 def closed_texts(machine: Machine, taken: npt.NDArray[np.bool_]) -> list[Region]:
-    """The texts of a machine that begin in none of the states `taken`, and that end in one way only."""
+    """The texts of a machine that begin in none of the states `taken`, and that end in few ways."""
     edges, kinds = machine.edges, np.sort(columns(machine))  # by byte, so that equal texts have equal digests
-    inner = edges[:, kinds[kinds != QUOTE]]
+    inner: list[list[int]] = edges[:, kinds[kinds != QUOTE]].tolist()
     found: list[Region] = []
     covered = taken.copy()
     for entry in np.unique(edges[:, QUOTE][edges[:, QUOTE] > 0]).tolist():
         if covered[entry] or edges[entry, BACKSLASH] <= 0:
             continue
         states = _reached(entry, inner)
-        if states is not None and len(np.unique(edges[states, QUOTE])) <= 2:  # DEAD and one other
+        if states is not None and len(np.setdiff1d(edges[states, QUOTE], states)) <= 1 + MOST_ENDS:
             found.append(_text(machine, states))
             covered[states] = True
     return found
@@ -47,11 +48,14 @@ def with_closed(machine: Machine, found: Regions) -> Regions:
     return Regions([*found.regions, *texts], found.plain, index, local)
 
 
-def _reached(entry: int, inner: npt.NDArray[np.int32]) -> Ints | None:
-    """The states of a text, in the order in which they are reached; None where it is no text, too small or large."""
+def _reached(entry: int, inner: list[list[int]]) -> Ints | None:
+    """The states of a text, in the order in which they are reached; None where it is no text, too small or large.
+
+    A quote that leads to one of them is part of an escape.
+    """
     order, seen = [entry], {entry}
     for state in order:
-        for target in dict.fromkeys(inner[state].tolist()):
+        for target in dict.fromkeys(inner[state]):
             if target < 0:
                 return None
             if target and target not in seen:
@@ -67,9 +71,7 @@ def _text(machine: Machine, states: Ints) -> Region:
     local[states] = np.arange(len(states))
     edges = machine.edges[states]
     inside = np.where(edges > 0, local[np.maximum(edges, 0)], -1)
-    inside[:, QUOTE] = -1
-    leaves = np.zeros(edges.shape, np.bool_)
-    leaves[:, QUOTE] = edges[:, QUOTE] != DEAD
+    leaves = (edges != DEAD) & (inside < 0)
     return Region(states, inside, leaves, np.zeros_like(leaves), None, closed=True)
 
 
