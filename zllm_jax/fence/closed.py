@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from zllm_jax.fence.automaton import DEAD
-from zllm_jax.fence.flow import columns
 from zllm_jax.fence.machine import Machine
 from zllm_jax.fence.regions import Exits, Region, Regions, RegionTables, flat_exits
 from zllm_jax.fence.vocabulary import Vocabulary
@@ -24,7 +23,7 @@ MOST_ENDS = 3  # states that may follow the quote: more, and it is a list of nam
 
 def closed_texts(machine: Machine, taken: npt.NDArray[np.bool_]) -> list[Region]:
     """The texts of a machine that begin in none of the states `taken`, and that end in few ways."""
-    edges, kinds = machine.edges, np.sort(columns(machine))  # by byte, so that equal texts have equal digests
+    edges, kinds = machine.edges, np.sort(machine.columns)  # by byte, so that equal texts have equal digests
     inner: list[list[int]] = edges[:, kinds[kinds != QUOTE]].tolist()
     found: list[Region] = []
     covered = taken.copy()

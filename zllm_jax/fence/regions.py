@@ -23,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 
 from zllm_jax.fence.automaton import DEAD
-from zllm_jax.fence.flow import columns
 from zllm_jax.fence.machine import Condition, Machine
 from zllm_jax.fence.vocabulary import Level, Vocabulary, pack_bits
 
@@ -146,7 +145,7 @@ def regions_of(machine: Machine) -> Regions:
 
 def _spread(home: Ints, plain: Ints, machine: Machine) -> None:
     """Give states from which all ways lead to one root that root as their `home`."""
-    kinds = columns(machine)
+    kinds = machine.columns
     edges, own = plain[:, kinds], machine.edges[:, kinds]
     free = (home == 0) & (own != DEAD).any(axis=1) & ~((own < 0) & (edges == 0)).any(axis=1)
     for _ in range(LONGEST_WAY):
@@ -160,7 +159,7 @@ def _spread(home: Ints, plain: Ints, machine: Machine) -> None:
 
 def _follow(machine: Machine, plain: Ints, regions: Sequence[Region], index: Ints, local: Ints) -> None:
     """Find the states that follow those of a region."""
-    kinds = columns(machine)
+    kinds = machine.columns
     edges, own = plain[:, kinds], machine.edges[:, kinds]
     others = np.flatnonzero((index < 0) & ((edges > 0).sum(axis=1) >= 2))
     home = np.where(edges[others] > 0, index[edges[others]], -1)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zllm_jax.fence.automaton import DEAD
-from zllm_jax.fence.flow import chain, columns
+from zllm_jax.fence.flow import chain
 from zllm_jax.fence.machine import MAX_DEPTH, Condition, Edge, Machine
 
 
@@ -78,7 +78,7 @@ def merged(machine: Machine) -> Machine:
 
     States are compared after those that they lead to, so that one pass merges all that is not on a cycle.
     """
-    rows: list[list[int]] = machine.edges[:, columns(machine)].tolist()
+    rows: list[list[int]] = machine.edges[:, machine.columns].tolist()
     distinct = [set(row) for row in rows]
     moved = _Moved(machine.special)
     image = list(range(machine.num_states + len(machine.special)))  # the last ones, by ~i, are for special edges
