@@ -24,14 +24,6 @@ def chain(edge: Edge | None) -> Iterator[Edge]:
         edge = edge.otherwise
 
 
-def columns(machine: Machine) -> Ints:
-    """One byte of each kind: the others do in every state what one of these does."""
-    scramble = np.random.default_rng(0).integers(1, 2**63, machine.num_states, dtype=np.uint64) | np.uint64(1)
-    names = scramble @ machine.edges.astype(np.uint64)
-    found: Ints = np.unique(names, return_index=True)[1]
-    return found
-
-
 def leading_on(machine: Machine) -> npt.NDArray[np.bool_]:
     """By state, whether some way leads to the end of its frame or of the text."""
     source, target, special = _ways(machine)
@@ -71,7 +63,7 @@ def callers(machine: Machine) -> dict[int, frozenset[int]]:
 
 def _ways(machine: Machine) -> tuple[Ints, Ints, list[tuple[int, Edge]]]:
     """From where to where edges lead within a frame; and the special ones, each with its state."""
-    edges = machine.edges[:, columns(machine)]
+    edges = machine.edges[:, machine.columns]
     source, column = np.nonzero(edges > 0)
     target = edges[source, column].astype(np.int64)
     states, column = np.nonzero(edges < 0)

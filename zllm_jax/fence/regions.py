@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from weakref import WeakKeyDictionary
 
@@ -22,20 +23,20 @@ import numpy as np
 import numpy.typing as npt
 
 from zllm_jax.fence.automaton import DEAD
-from zllm_jax.fence.flow import columns
 from zllm_jax.fence.machine import Condition, Machine
 from zllm_jax.fence.vocabulary import Level, Vocabulary, pack_bits
 
 Ints = npt.NDArray[np.int64]
 MAX_STATES = 64
 LONGEST_WAY = 12  # bytes from a state back to its region's widest
-MOST_KEPT = 32  # for each vocabulary
+MOST_KEPT, MOST_BYTES = 64, 2**26  # for each vocabulary
 WIDE = 64  # a region has so many bytes, at least, that lead from its widest state to itself
 
 
 @dataclass(frozen=True, eq=False)
 class Region:
     """states: of the machine, the widest first. inside: i64[k, 256], the next of them, or -1; leaves: other edges.
+    closed: whether it is a text of `fence.closed`, which is entered at its first state.
 
     counts: bool[k, 256], the edges inside that add one to the frame's count. most: what that count may come to; None
     where there is no bound.
@@ -46,17 +47,19 @@ class Region:
     leaves: npt.NDArray[np.bool_]
     counts: npt.NDArray[np.bool_]
     most: int | None
+    closed: bool = False
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Of all that matters to tokens, but for the bound's value."""
-        parts = (self.inside.tobytes(), self.leaves.tobytes(), self.counts.tobytes(), bytes([self.most is None]))
-        return hashlib.sha256(b"".join(parts)).hexdigest()
+        inside = self.inside.astype(np.int16)
+        flags = (self.leaves.tobytes(), self.counts.tobytes(), bytes([self.most is None, self.closed]))
+        return hashlib.sha256(b"".join((inside.tobytes(), *flags))).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
 class Exits:
-    """Where tokens leave at one depth: walks from state `root` reach a node of the trie, whose byte leaves.
+    """Where tokens leave: walks from state `root` reach a node of the trie at `end`, and its byte leaves.
 
     path: u8[., d - 1], the bytes before that. doubt: whether a bound may have stopped them before.
     """
@@ -65,11 +68,31 @@ class Exits:
     node: Ints
     path: npt.NDArray[np.uint8]
     doubt: npt.NDArray[np.bool_]
+    end: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class AllExits:
+    """Those of all depths, one after the other: of depth d from starts[d] to starts[d + 1]. Paths are filled up."""
+
+    exits: Exits
+    starts: Ints
+
+
+def flat_exits(by_depth: Sequence[Exits]) -> AllExits:
+    """by_depth: from the root of the trie on, where none leaves."""
+    longest = max(one.path.shape[1] for one in by_depth)
+    paths = [np.pad(one.path, ((0, 0), (0, longest - one.path.shape[1]))) for one in by_depth]
+    root, node, doubt, end = (
+        np.concatenate([getattr(one, name) for one in by_depth]) for name in ("root", "node", "doubt", "end")
+    )
+    starts = np.cumsum([0, *(len(one.node) for one in by_depth)])
+    return AllExits(Exits(root, node, np.concatenate(paths), doubt, end), starts)
 
 
 @dataclass(frozen=True, eq=False)
 class RegionTables:
-    """masks: u32[k, W], the tokens that stay inside whatever the count. exits: by depth.
+    """masks: u32[k, W], the tokens that stay inside whatever the count.
 
     counts: u8[k, V], of the others that stay inside, how much they add to the count; 0 for all else. [k, 0] without a
     bound.
@@ -77,12 +100,11 @@ class RegionTables:
 
     masks: npt.NDArray[np.uint32]
     counts: npt.NDArray[np.uint8]
-    exits: Sequence[Exits]
+    exits: AllExits
 
     @property
-    def depth(self) -> int:
-        """Behind which no token leaves."""
-        return max((depth for depth, one in enumerate(self.exits) if len(one.node)), default=0)
+    def nbytes(self) -> int:
+        return self.masks.nbytes + self.counts.nbytes + self.exits.exits.path.nbytes
 
 
 _KEPT: WeakKeyDictionary[Vocabulary, dict[str, RegionTables]] = WeakKeyDictionary()
@@ -123,7 +145,7 @@ def regions_of(machine: Machine) -> Regions:
 
 def _spread(home: Ints, plain: Ints, machine: Machine) -> None:
     """Give states from which all ways lead to one root that root as their `home`."""
-    kinds = columns(machine)
+    kinds = machine.columns
     edges, own = plain[:, kinds], machine.edges[:, kinds]
     free = (home == 0) & (own != DEAD).any(axis=1) & ~((own < 0) & (edges == 0)).any(axis=1)
     for _ in range(LONGEST_WAY):
@@ -137,7 +159,7 @@ def _spread(home: Ints, plain: Ints, machine: Machine) -> None:
 
 def _follow(machine: Machine, plain: Ints, regions: Sequence[Region], index: Ints, local: Ints) -> None:
     """Find the states that follow those of a region."""
-    kinds = columns(machine)
+    kinds = machine.columns
     edges, own = plain[:, kinds], machine.edges[:, kinds]
     others = np.flatnonzero((index < 0) & ((edges > 0).sum(axis=1) >= 2))
     home = np.where(edges[others] > 0, index[edges[others]], -1)
@@ -207,34 +229,34 @@ def _region(
     )
 
 
-def region_tables(region: Region, vocabulary: Vocabulary) -> RegionTables:
+def region_tables(
+    region: Region, vocabulary: Vocabulary, make: Callable[[Region, Vocabulary], RegionTables]
+) -> RegionTables:
     """Made once for each kind of region, and kept with the vocabulary."""
     kept = _KEPT.setdefault(vocabulary, {})
-    digest = region.digest
-    made = kept.get(digest)
-    if made is None:
-        made = _tables(region, vocabulary)
-        with _LOCK:  # several threads compile
-            while len(kept) >= MOST_KEPT:
-                del kept[next(iter(kept))]
-            kept[digest] = made
+    made = kept.get(region.digest) or make(region, vocabulary)
+    with _LOCK:  # several threads compile
+        kept.pop(region.digest, None)
+        kept[region.digest] = made  # the last one used is the last one to go
+        while len(kept) > MOST_KEPT or (len(kept) > 1 and sum(one.nbytes for one in kept.values()) > MOST_BYTES):
+            del kept[next(iter(kept))]
     return made
 
 
-def _tables(region: Region, vocabulary: Vocabulary) -> RegionTables:
+def open_tables(region: Region, vocabulary: Vocabulary) -> RegionTables:
     levels, num_states = vocabulary.levels, len(region.states)
     bits = np.zeros((num_states, len(vocabulary)), np.bool_)
     counts = np.zeros((num_states, len(vocabulary) if region.most is not None else 0), np.uint8)
     root, state = np.arange(num_states), np.arange(num_states)
     node, count = np.zeros(num_states, np.int64), np.zeros(num_states, np.int64)
     path = np.zeros((num_states, 0), np.uint8)
-    exits = [Exits(root[:0], node[:0], path[:0], node[:0] > 0)]
+    exits = [Exits(root[:0], node[:0], path[:0], node[:0] > 0, root[:0])]
     for level, below in pairwise(levels):
         source, node = children(level, node)
         byte = below.byte[node]
         leaves = np.flatnonzero(region.leaves[state[source], byte])
         gone = source[leaves]
-        exits.append(Exits(root[gone], node[leaves], path[gone], count[gone] > 0))
+        exits.append(Exits(root[gone], node[leaves], path[gone], count[gone] > 0, state[gone]))
         after, counted = region.inside[state[source], byte], region.counts[state[source], byte]
         stays = np.flatnonzero(after >= 0)
         source = source[stays]
@@ -246,7 +268,7 @@ def _tables(region: Region, vocabulary: Vocabulary) -> RegionTables:
         bits[where] = np.repeat(count == 0, own)
         if region.most is not None:
             counts[where] = np.repeat(np.where(count < 256, count, 0), own)  # longer tokens are left out
-    return RegionTables(pack_bits(bits), counts, tuple(exits))
+    return RegionTables(pack_bits(bits), counts, flat_exits(exits))
 
 
 def children(level: Level, node: Ints) -> tuple[Ints, Ints]:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from zllm_jax.fence.automaton import DEAD
-from zllm_jax.fence.flow import callers, chain, columns
+from zllm_jax.fence.closed import alone, closed_tables, with_closed
+from zllm_jax.fence.flow import callers, chain
 from zllm_jax.fence.machine import Edge, Machine
-from zllm_jax.fence.regions import RegionTables, children, ranges, region_tables, regions_of
-from zllm_jax.fence.vocabulary import Level, Vocabulary
+from zllm_jax.fence.regions import Region, RegionTables, children, open_tables, ranges, region_tables, regions_of
+from zllm_jax.fence.vocabulary import Level, Vocabulary, pack_bits
 
 Ints = npt.NDArray[np.int64]
 DEPENDENT, LEGAL = 1, 2
@@ -70,7 +72,8 @@ class _Steps:
 class _Stretch:
     """Kinds of state that are in regions of one digest, or follow them, with their states, i64[K].
 
-    local: which state of the region. most: what the count may come to.
+    local: which state of the region. most: what the count may come to. states: i64[K, k], those of the region that a
+    kind is in; None where kinds may follow it.
     """
 
     kind: Ints
@@ -78,12 +81,26 @@ class _Stretch:
     local: Ints
     most: Ints
     tables: RegionTables
+    states: Ints | None
+
+    def begins(self, plain: Ints) -> tuple[Ints, Ints, Ints, npt.NDArray[np.bool_], Ints]:
+        """Kind, node, state, doubt, depth: where its walks begin, at the byte that leaves; by depth."""
+        exits, starts = self.tables.exits.exits, self.tables.exits.starts
+        index, which = np.nonzero(exits.root[:, None] == self.local)
+        if self.states is not None:
+            state = self.states[which, exits.end[index]]
+        else:
+            state, path = self.state[which], exits.path[index]
+            for i, first in enumerate(np.searchsorted(index, starts[2:-1])):
+                state[first:] = plain[state[first:], path[first:, i]]
+        depth = np.searchsorted(starts, index, side="right") - 1
+        return self.kind[which], exits.node[index], state, exits.doubt[index], depth
 
 
 class Walk:
     """kinds: the first of all states that look alike for the longest token. row: i64[Q], each state's kind."""
 
-    def __init__(self, machine: Machine, vocabulary: Vocabulary) -> None:
+    def __init__(self, machine: Machine, vocabulary: Vocabulary, *, closed: bool = True) -> None:
         self._machine, self._levels = machine, vocabulary.levels
         self._edges, self._order = machine.edges, vocabulary.order
         self._callers = callers(machine)
@@ -91,8 +108,9 @@ class Walk:
         self._stacks: list[tuple[int, int]] = [(0, -1)]  # of each pushed stack: the one below, and its row of returns
         self._stack_ids: dict[tuple[int, int], int] = {}
         self.kinds, self.row = np.unique(self._alike[-1], return_inverse=True)
-        self._regions = regions_of(machine)
+        self._regions = with_closed(machine, regions_of(machine)) if closed else regions_of(machine)
         self._stretches = list(self._find_stretches(vocabulary))
+        self._begins, self._begin_starts = self._all_begins()
 
     def _find_stretches(self, vocabulary: Vocabulary) -> Iterator[_Stretch]:
         regions = self._regions.regions
@@ -101,9 +119,21 @@ class Walk:
         for digest in dict.fromkeys(digests):
             same: npt.NDArray[np.bool_] = np.array([one == digest for one in digests])
             kind = np.flatnonzero((of_kind >= 0) & same[of_kind])
+            if not len(kind):
+                continue
             state, most = self.kinds[kind], np.array([one.most or 0 for one in regions])[of_kind[kind]]
-            tables = region_tables(regions[int(np.argmax(same))], vocabulary)
-            yield _Stretch(kind, state, self._regions.local[state], most, tables)
+            first = regions[int(np.argmax(same))]
+            tables = region_tables(first, vocabulary, _closed_tables if first.closed else open_tables)
+            states = np.stack([regions[one].states for one in of_kind[kind]]) if first.closed else None
+            yield _Stretch(kind, state, self._regions.local[state], most, tables, states)
+
+    def _all_begins(self) -> tuple[list[npt.NDArray[Any]], Ints]:
+        """Kind, node, state, doubt of all walks that begin where a stretch is left, by depth; and where each begins."""
+        several = [_NO_BEGINS, *(one.begins(self._regions.plain) for one in self._stretches)]
+        *begins, depth = (np.concatenate(parts) for parts in zip(*several, strict=True))
+        order = np.argsort(depth, kind="stable")
+        starts = np.searchsorted(depth[order], np.arange(len(self._levels) + 1))
+        return [one[order] for one in begins], starts
 
     def inside(self) -> Iterator[tuple[Ints, npt.NDArray[np.uint32]]]:
         """Kinds within free stretches, and the tokens that stay there, u32[., W]; `found` has the others."""
@@ -118,7 +148,7 @@ class Walk:
     def found(self) -> Found:
         """What may come, by kind of state."""
         items, steps, begun = [_Items(_NONE, _NONE, _NONE)], [_NO_STEPS], [_NO_STEPS]
-        last = max((one.tables.depth for one in self._stretches), default=0)
+        last = int(np.flatnonzero(np.diff(self._begin_starts)).max(initial=0))
         for depth in range(1, len(self._levels)):  # all that is in no free stretch begins at the first
             if depth > max(last, 1) and not len(items[-1].node):
                 break
@@ -147,20 +177,16 @@ class Walk:
 
     def _beginning(self, depth: int) -> Iterator[tuple[Ints, Ints, Ints, npt.NDArray[np.bool_]]]:
         """Kind, node, state, doubt: where walks begin. Within a free stretch, at the byte that leaves it."""
-        others = np.ones(len(self.kinds) if depth == 1 else 0, np.bool_)
-        for one in self._stretches:
-            exits = one.tables.exits[depth]
-            which, index = np.nonzero(one.local[:, None] == exits.root)
-            state = one.state[which]
-            for byte in exits.path[index].T:
-                state = self._regions.plain[state, byte]
-            yield one.kind[which], exits.node[index], state, exits.doubt[index]
-            if depth == 1:
+        here = slice(*self._begin_starts[depth : depth + 2])
+        kind, node, state, doubt = (one[here] for one in self._begins)
+        yield kind, node, state, doubt
+        if depth == 1:
+            others = np.ones(len(self.kinds), np.bool_)
+            for one in self._stretches:
                 others[one.kind] = False
-        kinds = np.flatnonzero(others)
-        edges = self._edges[self.kinds[kinds]][:, self._levels[depth].byte]
-        index, node = np.nonzero(edges if depth == 1 else edges[:0])
-        yield kinds[index], node, self.kinds[kinds[index]], np.zeros(len(node), np.bool_)
+            kinds = np.flatnonzero(others)
+            index, node = np.nonzero(self._edges[self.kinds[kinds]][:, self._levels[depth].byte])
+            yield kinds[index], node, self.kinds[kinds[index]], np.zeros(len(node), np.bool_)
 
     def _moved(
         self, source: Ints, node: Ints, state: Ints, stack: Ints, doubt: npt.NDArray[np.bool_], below: Level
@@ -264,6 +290,18 @@ class Walk:
         return results
 
 
+def _closed_tables(region: Region, vocabulary: Vocabulary) -> RegionTables:
+    """Of a text that is left by quotes only: what stays inside is what is legal where nothing leaves."""
+    walk = Walk(alone(region), vocabulary, closed=False)
+    found = walk.found()
+    bits = np.zeros((len(walk.kinds), len(vocabulary)), np.bool_)
+    bits[found.kind, found.token] = True
+    masks = pack_bits(bits)
+    for kinds, words in walk.inside():
+        masks[kinds] |= words
+    return closed_tables(region, masks[walk.row[1:]], vocabulary)
+
+
 def _strongest(pair: Ints, verdict: npt.NDArray[np.uint8]) -> tuple[Ints, npt.NDArray[np.uint8]]:
     """Each pair once, with the best that one of its ways comes to, where that is anything."""
     key = np.unique(pair * 4 + LEGAL - verdict)
@@ -279,36 +317,55 @@ def _alike(machine: Machine, frame_of: dict[int, frozenset[int]], most: int) -> 
     States look alike for no bytes where both are alive, and for one more where each byte leads to such as look alike,
     or takes the same edge; and, where that leaves the frame, out of frames that the same edges opened.
     """
-    edges = machine.edges[:, columns(machine)]
+    edges = machine.edges[:, machine.columns]
+    taken = _named_edges(machine, edges, frame_of)
+    state, column = np.nonzero(np.concatenate([edges, np.ones((machine.num_states, 1), np.int32)], axis=1))
+    own = column == edges.shape[1]
+    after = np.append(taken, np.arange(machine.num_states)[:, None], axis=1)[state, column]
     scramble = np.random.default_rng(0).integers(1, 2**63, edges.shape[1] + 1, dtype=np.uint64) | np.uint64(1)
+    scramble, begin = scramble[column], np.flatnonzero(own) - np.diff(np.flatnonzero(own), prepend=-1) + 1
+    fixed = _mixed(np.arange(machine.num_states, int(after.max(initial=0)) + 1))
     label = np.minimum(np.arange(machine.num_states), 1)
-    layers = [_firsts(label)]
-    taken = machine.num_states + np.maximum(~edges.astype(np.int64), 0)
+    num, layers = 2, [_firsts(label)]
+    for _ in range(most):
+        mixed = np.append(_mixed(label), fixed)
+        names, new = np.unique(np.add.reduceat(mixed[after] * scramble, begin), return_inverse=True)
+        layers.append(_firsts(new))
+        if len(names) == num:
+            break
+        num, label = len(names), new
+    return np.stack(layers)
+
+
+def _named_edges(machine: Machine, edges: npt.NDArray[np.int32], frame_of: dict[int, frozenset[int]]) -> Ints:
+    """The next states, and instead of special edges numbers behind all states: the same where they do the same."""
     frames = {one: i for i, one in enumerate(dict.fromkeys(frame_of.values()), 1)}
     frame = np.zeros(machine.num_states, np.int64)
     frame[list(frame_of)] = [frames[one] for one in frame_of.values()]
     pops = np.array([any(one.pop is not None for one in chain(edge)) for edge in machine.special], np.bool_)
-    if len(pops):
-        taken += np.where((edges < 0) & pops[np.maximum(~edges, 0)], frame[:, None] * len(pops), 0)
-    for _ in range(most):
-        after = np.where(edges < 0, taken, label[np.maximum(edges, 0)])
-        seen = np.concatenate([after, label[:, None]], axis=1).astype(np.uint64) + np.uint64(1)
-        seen *= np.uint64(0x9E3779B97F4A7C15)
-        seen ^= seen >> np.uint64(31)
-        names, new = np.unique((seen * scramble).sum(axis=1, dtype=np.uint64), return_inverse=True)
-        layers.append(_firsts(new.reshape(-1)))
-        if len(names) == int(label.max()) + 1:
-            break
-        label = new.reshape(-1)
-    return np.stack(layers)
+    named = edges.astype(np.int64)
+    state, column = np.nonzero(edges < 0)
+    special = ~named[state, column]
+    left = pops[special] if len(pops) else np.zeros(0, np.bool_)
+    numbers = special + np.where(left, frame[state] * len(pops), 0)
+    named[state, column] = machine.num_states + np.unique(numbers, return_inverse=True)[1]
+    return named
+
+
+def _mixed(numbers: Ints) -> npt.NDArray[np.uint64]:
+    mixed = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
 
 
 def _firsts(label: Ints) -> Ints:
     """Of each state, the first one with its label."""
-    _, first, index = np.unique(label, return_index=True, return_inverse=True)
-    firsts: Ints = first[index.reshape(-1)]
+    first = np.zeros(int(label.max()) + 1, np.int64)
+    first[label[::-1]] = np.arange(len(label))[::-1]  # of equal ones the last write stays
+    firsts: Ints = first[label]
     return firsts
 
 
 _NONE = np.zeros(0, np.int64)
+_NO_BEGINS = (_NONE, _NONE, _NONE, _NONE.astype(np.bool_), _NONE)
 _NO_STEPS = _Steps(_NONE, _NONE, 0, _NONE.astype(np.bool_))

@@ -20,6 +20,7 @@ from zllm_jax.fence.regular.texts import any_text
 _SHORT = {0x08: b"b", 0x09: b"t", 0x0A: b"n", 0x0C: b"f", 0x0D: b"r", 0x22: b'"', 0x5C: b"\\", 0x2F: b"/"}
 _NOT_UTF8 = "json_string takes texts of valid UTF-8; this automaton holds others"
 _NOT_RAW = [*range(0x20), 0x22, 0x5C]
+_NOT_PLAIN = [*_NOT_RAW, *range(0x7F, 0x100)]
 _DIGITS = (b"0123456789abcdef", b"0123456789ABCDEF")
 
 
@@ -41,11 +42,22 @@ def json_string(text: ByteAutomaton, *, canonical: bool) -> ByteAutomaton:
 @lru_cache(maxsize=128)
 def _spelled(text: ByContent, canonical: bool) -> ByteAutomaton:
     automaton = text.automaton
+    if canonical and not automaton.transitions[:, _NOT_PLAIN].any():
+        return _closed(automaton)
     if _has_surrogates(automaton):
         automaton = intersect(automaton, any_text())
     if automaton.start == DEAD:
         return empty()
     return _Spelling(automaton, canonical).result()
+
+
+def _closed(text: ByteAutomaton) -> ByteAutomaton:
+    """Texts that have no other spelling than themselves, and the closing quote."""
+    end = text.num_states
+    rows = np.zeros((end + 1, 256), np.int32)
+    rows[:end] = text.transitions
+    rows[:end, 0x22] = np.where(text.accepting, end, DEAD)
+    return minimal(compact(ByteAutomaton(rows, np.arange(end + 1) == end, text.start)))
 
 
 def _has_surrogates(text: ByteAutomaton) -> bool:

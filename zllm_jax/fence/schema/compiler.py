@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from zllm_jax.errors import UnsupportedGrammar
 from zllm_jax.fence import regular
-from zllm_jax.fence.automaton import DEAD, ByteAutomaton
+from zllm_jax.fence.automaton import DEAD, ByContent, ByteAutomaton
 from zllm_jax.fence.machine import Condition, Edge, MachineBuilder
 from zllm_jax.fence.schema.reader import Reader
 from zllm_jax.fence.schema.values import ArrayShape, Expr, Language, ObjectShape, Values
@@ -159,12 +160,13 @@ class Compiler:
         if all(one.unsure for one in several):
             raise UnsupportedGrammar("whether any text has, or breaks, the format is not known")
         joined, accepted, sure = _jointly(several, text=text)
-        outcomes = np.array([_mask_of(owners, int(one)) for one in accepted])
+        seen, which = np.unique(accepted, return_inverse=True)
+        outcomes = np.array([_mask_of(owners, one) for one in seen.tolist()])[which.reshape(-1)]
         targets = np.where(sure, np.array(after)[outcomes], DEAD)
-        alive = _leading_to(joined.transitions, targets != 0)
+        alive = _leading_to(joined, targets != 0)
         if not alive[joined.start]:
             return
-        key = ("scalars", joined.transitions.tobytes(), targets.tobytes(), text)
+        key = ("scalars", joined.digest, targets.tobytes(), text)
         if text:
             self.builder.edge(state, b'"', self._entered(key, joined, targets, alive, closing=True))
         else:
@@ -217,10 +219,11 @@ class Compiler:
                     states[i] = targets[i]
                 else:
                     states[i] = start if i == joined.start else self.state()
+            rows = states[joined.transitions]
             for i in np.flatnonzero(alive).tolist():
                 if closing and targets[i]:
                     continue
-                self.builder.edges(int(states[i]), states[joined.transitions[i]])
+                self.builder.edges(int(states[i]), rows[i])
                 if targets[i]:
                     self._fused.append((int(targets[i]), int(states[i])))
 
@@ -249,23 +252,37 @@ def _jointly(
     text: the rest of a JSON text after its opening quote. Where there are few texts, each has one spelling.
     """
     automata = [one.automaton for one in several] + [one.possible for one in several if not one.exact]
+    doubted = tuple(i for i, one in enumerate(several) if not one.exact)
+    return _product(tuple(map(ByContent, automata)), doubted, text)
+
+
+@lru_cache(maxsize=256)
+def _product(
+    several: tuple[ByContent, ...], doubted: tuple[int, ...], text: bool
+) -> tuple[ByteAutomaton, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    automata = [one.automaton for one in several]
     if text:
         few = all(regular.finite_texts(one, _FINITE) is not None for one in automata)
         automata = [regular.json_string(one, canonical=few) for one in automata]
     if len(automata) == 1:
         return automata[0], automata[0].accepting.astype(np.int64), automata[0].accepting
     joined, accepted = regular.product(automata)
-    doubted = [i for i, one in enumerate(several) if not one.exact]
+    num_languages = len(several) - len(doubted)
     sure = np.ones(len(accepted), np.bool_)
-    for second, i in enumerate(doubted, len(several)):
+    for second, i in enumerate(doubted, num_languages):
         sure &= (accepted >> second & 1) == (accepted >> i & 1)
-    return joined, accepted & ((1 << len(several)) - 1), sure
+    return joined, accepted & ((1 << num_languages) - 1), sure
 
 
-def _leading_to(transitions: npt.NDArray[np.int32], ends: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """The states from which one of `ends` can be reached."""
+def _leading_to(automaton: ByteAutomaton, ends: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """The states from which one of `ends` can be reached, in an automaton without states that lead to no end."""
     alive = ends.copy()
     alive[DEAD] = False
+    if np.array_equal(alive, automaton.accepting):
+        alive[:] = True
+        alive[DEAD] = False
+        return alive
+    transitions = automaton.transitions[:, (automaton.transitions != DEAD).any(axis=0)]
     while True:
         grown = alive | alive[transitions].any(axis=1)
         grown[DEAD] = False

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from zllm_jax.fence.automaton import DEAD
-from zllm_jax.fence.flow import columns
+from zllm_jax.fence.flow import chain
 from zllm_jax.fence.machine import MAX_DEPTH, Condition, Edge, Machine
 
 
@@ -19,24 +20,34 @@ def finished(machine: Machine, module_of: npt.NDArray[np.int64]) -> Machine:
 
 def _without_bounds(machine: Machine, module_of: npt.NDArray[np.int64]) -> Machine:
     """Without demands for room where the stack can never be that deep."""
-    deepest = _deepest(machine, module_of)
-    edges = machine.edges.copy()
+    source, byte = np.nonzero(machine.edges < 0)
+    number = ~machine.edges[source, byte]
+    deepest = _deepest(machine, module_of, np.unique(np.stack([module_of[source], number]), axis=1))
     special: dict[Edge, int] = {}
-    for source, byte in np.argwhere(edges < 0).tolist():
-        edge = _simplified(machine.special[~edges[source, byte]], deepest[int(module_of[source])])
-        edges[source, byte] = DEAD if edge is None else _plain(edge) or ~special.setdefault(edge, len(special))
+    known: dict[tuple[int, int], int] = {}
+    targets = []
+    for key in zip(module_of[source].tolist(), number.tolist(), strict=True):
+        if key not in known:
+            edge = _simplified(machine.special[key[1]], deepest[key[0]])
+            known[key] = DEAD if edge is None else _plain(edge) or ~special.setdefault(edge, len(special))
+        targets.append(known[key])
+    edges = machine.edges.copy()
+    edges[source, byte] = targets
     return replace(machine, edges=edges, special=tuple(special))
 
 
-def _deepest(machine: Machine, module_of: npt.NDArray[np.int64]) -> dict[int, int]:
-    """By module, the most frames below its own; at least MAX_DEPTH + 1 where there is no bound."""
+def _deepest(
+    machine: Machine, module_of: npt.NDArray[np.int64], taken: npt.NDArray[np.int64]
+) -> dict[int, int]:
+    """By module, the most frames below its own; at least MAX_DEPTH + 1 where there is no bound.
+
+    taken: i64[2, .], modules and the special edges that they take.
+    """
     calls: dict[int, set[int]] = {int(module): set() for module in np.unique(module_of)}
-    for source, byte in np.argwhere(machine.edges < 0).tolist():
-        edge: Edge | None = machine.special[~machine.edges[source, byte]]
-        while edge is not None:
+    for module, number in taken.T.tolist():
+        for edge in chain(machine.special[number]):
             if edge.push is not None:
-                calls[int(module_of[source])].add(int(module_of[edge.target]))
-            edge = edge.otherwise
+                calls[module].add(int(module_of[edge.target]))
     depth = dict.fromkeys(calls, 0)
     for _ in range(MAX_DEPTH + 1):
         for module, inner in calls.items():
@@ -67,67 +78,78 @@ def merged(machine: Machine) -> Machine:
 
     States are compared after those that they lead to, so that one pass merges all that is not on a cycle.
     """
-    image = list(range(machine.num_states))
-    kinds: dict[tuple[int, ...], int] = {}
-    moved = _Moved(machine, image)
-    rows: list[list[int]] = machine.edges[:, columns(machine)].tolist()
+    rows: list[list[int]] = machine.edges[:, machine.columns].tolist()
+    distinct = [set(row) for row in rows]
+    moved = _Moved(machine.special)
+    image = list(range(machine.num_states + len(machine.special)))  # the last ones, by ~i, are for special edges
+    kinds: dict[tuple[object, ...], int] = {}
     accepting = machine.accepting.tolist()
-    order = _successors_first(machine, rows)
+    order = _successors_first(machine, distinct)
     for state in order:
-        key = [image[target] if target >= 0 else moved.special(~target) for target in rows[state]]
-        image[state] = kinds.setdefault((*key, accepting[state]), state)
+        for target in distinct[state]:
+            if target < 0:
+                image[target] = moved.special(~target, image)
+        image[state] = kinds.setdefault((accepting[state], *map(image.__getitem__, rows[state])), state)
     kept = [DEAD, *(state for state in reversed(order) if image[state] == state)]
-    return _renumbered(machine, kept, np.array(image))
+    return _renumbered(machine, kept, np.array(image[: machine.num_states]))
 
 
 class _Moved:
     """Numbers for special edges in which equal ones, as far as is known of their targets, are equal."""
 
-    def __init__(self, machine: Machine, image: list[int]) -> None:
-        self._machine, self._image = machine, image
-        self._numbers: dict[Edge, int] = {}
+    def __init__(self, special: Sequence[Edge]) -> None:
+        self._targets = [[one.target for one in chain(edge)] for edge in special]
+        kinds: dict[tuple[Edge, ...], int] = {}
+        self._kinds = [kinds.setdefault(_untargeted(edge), len(kinds)) for edge in special]
+        self._numbers: dict[tuple[int, ...], int] = {}
 
-    def special(self, index: int) -> int:
-        return ~self._numbers.setdefault(self._edge(self._machine.special[index]), len(self._numbers))
-
-    def _edge(self, edge: Edge) -> Edge:
-        otherwise = None if edge.otherwise is None else self._edge(edge.otherwise)
-        return replace(edge, target=self._image[edge.target], otherwise=otherwise)
+    def special(self, index: int, image: list[int]) -> int:
+        key = (self._kinds[index], *map(image.__getitem__, self._targets[index]))
+        return ~self._numbers.setdefault(key, len(self._numbers))
 
 
-def _successors_first(machine: Machine, rows: list[list[int]]) -> list[int]:
+def _untargeted(edge: Edge) -> tuple[Edge, ...]:
+    return tuple(replace(one, target=DEAD, otherwise=None) for one in chain(edge))
+
+
+def _successors_first(machine: Machine, distinct: list[set[int]]) -> list[int]:
     """The states that can be reached, each after those that it leads to, but for cycles."""
     order: list[int] = []
     if machine.start == DEAD:
         return order
+    after = [_targets(machine, edge) for edge in machine.special]
     seen = {DEAD, machine.start}
-    stack = [(machine.start, iter(_next_states(machine, rows[machine.start])))]
+    stack = [(machine.start, iter(_next_states(distinct[machine.start], after)))]
     while stack:
         state, following = stack[-1]
-        target = next((one for one in following if one not in seen), None)
-        if target is None:
+        for target in following:
+            if target not in seen:
+                seen.add(target)
+                stack.append((target, iter(_next_states(distinct[target], after))))
+                break
+        else:
             order.append(state)
             stack.pop()
-        else:
-            seen.add(target)
-            stack.append((target, iter(_next_states(machine, rows[target]))))
     return order
 
 
-def _next_states(machine: Machine, row: list[int]) -> list[int]:
+def _next_states(targets: set[int], after: list[list[int]]) -> list[int]:
     found: list[int] = []
-    for target in set(row):
-        found += [target] if target >= 0 else _targets(machine, machine.special[~target])
-    return sorted(found)
+    for target in targets:
+        if target >= 0:
+            found.append(target)
+        else:
+            found += after[~target]
+    found.sort()
+    return found
 
 
-def _targets(machine: Machine, edge: Edge | None) -> list[int]:
+def _targets(machine: Machine, first: Edge) -> list[int]:
     found: list[int] = []
-    while edge is not None:
+    for edge in chain(first):
         found.append(edge.target)
         if edge.push is not None:
             found += machine.returns[edge.push]
-        edge = edge.otherwise
     return found
 
 
