@@ -36,9 +36,7 @@ def _without_bounds(machine: Machine, module_of: npt.NDArray[np.int64]) -> Machi
     return replace(machine, edges=edges, special=tuple(special))
 
 
-def _deepest(
-    machine: Machine, module_of: npt.NDArray[np.int64], taken: npt.NDArray[np.int64]
-) -> dict[int, int]:
+def _deepest(machine: Machine, module_of: npt.NDArray[np.int64], taken: npt.NDArray[np.int64]) -> dict[int, int]:
     """By module, the most frames below its own; at least MAX_DEPTH + 1 where there is no bound.
 
     taken: i64[2, .], modules and the special edges that they take.
