@@ -5,7 +5,7 @@ What tokens do there is the same in every grammar that has the text, whatever fo
 
 from __future__ import annotations
 
-from functools import lru_cache
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ Ints = npt.NDArray[np.int64]
 QUOTE, BACKSLASH = 0x22, 0x5C
 MIN_STATES, MAX_STATES = 8, 2048
 MOST_ENDS = 3  # states that may follow the quote: more, and it is a list of names
+_PATHS: WeakKeyDictionary[Vocabulary, list[tuple[Ints, npt.NDArray[np.uint8]]]] = WeakKeyDictionary()
 
 
 def closed_texts(machine: Machine, taken: npt.NDArray[np.bool_]) -> list[Region]:
@@ -94,9 +95,15 @@ def closed_tables(region: Region, masks: npt.NDArray[np.uint32], vocabulary: Voc
     return RegionTables(masks, np.zeros((len(region.states), 0), np.uint8), flat_exits(exits))
 
 
-@lru_cache(maxsize=4)
 def _paths_to_quotes(vocabulary: Vocabulary) -> list[tuple[Ints, npt.NDArray[np.uint8]]]:
     """By depth, the nodes of the trie whose byte is a quote, and the bytes before it."""
+    found = _PATHS.get(vocabulary)
+    if found is None:
+        found = _PATHS[vocabulary] = _found_paths(vocabulary)
+    return found
+
+
+def _found_paths(vocabulary: Vocabulary) -> list[tuple[Ints, npt.NDArray[np.uint8]]]:
     data, starts = vocabulary.flat
     found = [(np.zeros(0, np.int64), np.zeros((0, 0), np.uint8))]
     for depth, level in enumerate(vocabulary.levels[1:]):
