@@ -11,12 +11,13 @@ import pytest
 from zllm_jax.dialect.chatml_json import ChatmlJson
 from zllm_jax.dialect.dsml import Dsml
 from zllm_jax.dialect.glm_xml import Glm
+from zllm_jax.dialect.hermes import Hermes
 from zllm_jax.dialect.tools import tools_of
 
 DATA = Path(__file__).parent.parent / "data" / "dialects"
 CASES = [
     pytest.param(name, case, id=f"{name}-{number}")
-    for name in ("deepseek-v4", "glm-4.6", "glm-4.7", "qwen3")
+    for name in ("deepseek-v4", "glm-4.6", "glm-4.7", "qwen3", "hermes-2-pro")
     for number, case in enumerate(json.loads((DATA / f"{name}.json").read_text())["cases"])
 ]
 
@@ -28,6 +29,7 @@ def test_golden(name: str, case: dict[str, Any]) -> None:
         "glm-4.6": Glm(lines=True),
         "glm-4.7": Glm(lines=False),
         "qwen3": ChatmlJson(),
+        "hermes-2-pro": Hermes(bos="<BOS>"),
     }
     assert dialects[name].render(case["messages"], tools_of(case["tools"])) == case["rendered"]
 

@@ -7,22 +7,26 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zllm_jax.cli.output import add_json, print_json, print_table
 from zllm_jax.errors import ConfigError, InvalidRequest
 from zllm_jax.values import Fence
 
+if TYPE_CHECKING:
+    from zllm_jax.fence import Machine, Refused
+
 EXAMPLES = """\
 examples:
-  zllm fence compile --schema person.json
+  zllm fence compile person.json --model smollm2-135m
   zllm fence compile --regex "[0-9]{4}-[0-9]{2}" --json
-  zllm fence check --schema person.json '{"name": "Ada"}'
-  cat answer.json | zllm fence check --schema person.json --whitespace free -
-  zllm fence check --lark sums.lark "(1+2)+3"
+  zllm fence check person.json --text '{"name": "Ada"}'
+  cat answer.json | zllm fence check person.json --whitespace free --text -
+  zllm fence check sums.lark --kind lark --text "(1+2)+3"
 
 `check` exits with 1 where the text breaks the grammar, and shows where and what might have come instead.
 """
+KINDS = ("json-schema", "regex", "lark")
 
 
 def add(commands: Any) -> None:
@@ -34,13 +38,37 @@ def add(commands: Any) -> None:
     )
     actions = fence.add_subparsers(title="commands", metavar="COMMAND", required=True)
     compiling: argparse.ArgumentParser = actions.add_parser("compile", help="compile a grammar and show its size")
-    add_fence_options(compiling, required=True)
+    _add_grammar(compiling)
+    compiling.add_argument(
+        "--model", metavar="NAME", help="also its masks over this model's vocabulary: bytes and time"
+    )
     add_json(compiling, "the figures")
     compiling.set_defaults(run=_compile)
     checking: argparse.ArgumentParser = actions.add_parser("check", help="whether a text satisfies a grammar")
-    add_fence_options(checking, required=True)
-    checking.add_argument("text", metavar="TEXT", help="the text; - reads it from stdin, without its last line break")
+    _add_grammar(checking)
+    checking.add_argument(
+        "--text", required=True, metavar="TEXT", help="the text; - reads it from stdin, without its last line break"
+    )
     checking.set_defaults(run=_check)
+
+
+def _add_grammar(parser: argparse.ArgumentParser) -> None:
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the grammar")
+    given.add_argument("--regex", metavar="PATTERN", help="instead of a file: an ECMA pattern")
+    given.add_argument("--choice", action="append", metavar="TEXT", help="instead of a file: a text; may be repeated")
+    parser.add_argument("--kind", choices=KINDS, default=KINDS[0], help="what the file is (default: %(default)s)")
+    _add_of_json(parser)
+
+
+def _grammar_of(args: argparse.Namespace) -> Fence:
+    options = {"whitespace": args.whitespace, "relax": args.relax}
+    if args.file is None:
+        return Fence(regex=args.regex, choices=tuple(args.choice or ()), **options)
+    text = _read(args.file, "FILE")
+    if args.kind == "json-schema":
+        return Fence(schema=_json(text, f"FILE {args.file}"), **options)
+    return Fence(lark=text, **options) if args.kind == "lark" else Fence(regex=text.removesuffix("\n"), **options)
 
 
 def add_fence_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -52,6 +80,10 @@ def add_fence_options(parser: argparse.ArgumentParser, *, required: bool) -> Non
     kind.add_argument(
         "--lark", metavar="FILE", type=Path, help="a text of this Lark-like grammar (masks from the host)"
     )
+    _add_of_json(parser)
+
+
+def _add_of_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--whitespace",
         choices=("spaced", "dense", "free"),
@@ -65,105 +97,110 @@ def fence_of(args: argparse.Namespace) -> Fence | None:
     """What the options say; None where they say nothing."""
     if args.schema is None and args.regex is None and args.lark is None and not args.choice:
         return None
-    schema, lark = None, None
-    if args.schema is not None:
-        try:
-            schema = json.loads(args.schema.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"--schema {args.schema} cannot be read as JSON: {error}") from None
-    if args.lark is not None:
-        try:
-            lark = args.lark.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"--lark {args.lark} cannot be read: {error}") from None
+    schema = None if args.schema is None else _json(_read(args.schema, "--schema"), f"--schema {args.schema}")
+    lark = None if args.lark is None else _read(args.lark, "--lark")
     choices = tuple(args.choice or ())
     return Fence(
         schema=schema, regex=args.regex, choices=choices, lark=lark, whitespace=args.whitespace, relax=args.relax
     )
 
 
-def _compile(args: argparse.Namespace) -> int:
-    from zllm_jax.fence import compile_fence
+def _read(path: Path, option: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{option} {path} cannot be read: {error}") from None
 
-    fence = fence_of(args)
-    assert fence is not None
-    if fence.lark is not None:
-        return _compile_on_host(fence.lark, as_json=args.json)
-    compiled = compile_fence(fence)
-    machine = compiled.machine
-    figures = {
-        "followed_on": "device",
-        "states": machine.num_states,
-        "guarded_edges": len(machine.special),
-        "compile_ms": round(1e3 * compiled.seconds, 1),
-        "relaxed": list(compiled.relaxed),
-        "notes": list(compiled.notes),
-    }
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} cannot be read as JSON: {error}") from None
+
+
+def _compile(args: argparse.Namespace) -> int:
+    from zllm_jax.fence import Grammar, Machine
+
+    begun = time.perf_counter()
+    grammar = Grammar(_grammar_of(args))
+    compile_ms = round(1e3 * (time.perf_counter() - begun), 1)
+    machine = grammar.machine
+    if not isinstance(machine, Machine):
+        if args.model is not None:
+            raise ConfigError("--model shows masks that are kept: those of a Lark-like grammar are made at each step")
+        figures: dict[str, Any] = {"followed_on": "host", "compile_ms": compile_ms}
+    else:
+        figures = {
+            "followed_on": "device",
+            "states": machine.num_states,
+            "guarded_edges": len(machine.special),
+            "compile_ms": compile_ms,
+            **(_tables(machine, args.model) if args.model is not None else {}),
+        }
     if args.json:
-        print_json(figures)
+        print_json({**figures, "relaxed": list(grammar.relaxed), "notes": list(grammar.notes)})
         return 0
-    columns = ("states", "guarded edges", "compiled in")
-    print_table(columns, [(f"{machine.num_states}", f"{len(machine.special)}", f"{figures['compile_ms']} ms")])
-    for line in (*(f"not enforced: {one}" for one in compiled.relaxed), *compiled.notes):
+    values = [f"{value:,}" if isinstance(value, int) else str(value) for value in figures.values()]
+    print_table([name.replace("_", " ") for name in figures], [values])
+    for line in (*(f"not enforced: {one}" for one in grammar.relaxed), *grammar.notes):
         print(f"note: {line}", file=sys.stderr)
     return 0
 
 
-def _compile_on_host(grammar: str, *, as_json: bool) -> int:
+def _tables(machine: Machine, model: str) -> dict[str, Any]:
+    """What the grammar is over a model's vocabulary."""
+    from zllm_jax.checkpoint import open_checkpoint, resolve
+    from zllm_jax.dialect import load_tokenizer
+    from zllm_jax.engine.fences import vocabulary_of
+    from zllm_jax.fence import compile_tokens
+
+    checkpoint = open_checkpoint(resolve(model))
+    if checkpoint.tokenizer is None:
+        raise ConfigError(f"--model {model} has no tokenizer: a fence is made of its tokens")
+    tokenizer = load_tokenizer(checkpoint.tokenizer)
+    vocabulary = vocabulary_of(tokenizer, checkpoint.config.vocab_size)
+    assert vocabulary.levels  # made once a model, not a grammar
     begun = time.perf_counter()
-    _machine(Fence(lark=grammar))
-    compile_ms = round(1e3 * (time.perf_counter() - begun), 1)
-    if as_json:
-        print_json({"followed_on": "host", "compile_ms": compile_ms})
-    else:
-        print_table(("followed on", "compiled in"), [("the host", f"{compile_ms} ms")])
-    return 0
-
-
-def _machine(fence: Fence) -> Any:
-    """What steps through a text byte by byte: `begin`, `step`, `ended`."""
-    from zllm_jax.fence import HostMachine, compile_fence, lark
-
-    return compile_fence(fence).machine if fence.lark is None else HostMachine(lark(fence.lark))
+    tables = compile_tokens(machine, vocabulary)
+    tables_ms = round(1e3 * (time.perf_counter() - begun), 1)
+    return {"tokens": len(vocabulary), "masks": len(tables.masks), "bytes": tables.nbytes, "tables_ms": tables_ms}
 
 
 def _check(args: argparse.Namespace) -> int:
-    fence = fence_of(args)
-    assert fence is not None
+    from zllm_jax.fence import Grammar
+
     text = args.text
     if text == "-":
         try:
             text = sys.stdin.read().removesuffix("\n")
         except UnicodeDecodeError as error:
             raise InvalidRequest(f"standard input is not UTF-8: {error}", param="text") from None
-    machine, data = _machine(fence), text.encode(errors="surrogateescape")
-    at = machine.begin
-    for i, byte in enumerate(data):
-        after = machine.step(at, byte)
-        if after.dead:
-            before = data[max(0, i - 40) : i].decode(errors="replace")
-            print(f"broken at byte {i}, after {before!r}: {_shown(bytes([byte]))} may not come here")
-            print(f"what may: {_allowed(machine, at)}")
-            return 1
-        at = after
-    if not machine.ended(at):
-        print(f"the text is a good beginning, but not whole; what may follow: {_allowed(machine, at)}")
+    data = text.encode(errors="surrogateescape")
+    refused = Grammar(_grammar_of(args)).first_error(data)
+    if refused is None:
+        print("satisfies the grammar")
+        return 0
+    offset, may = refused.offset, _allowed(refused)
+    if offset == len(data):
+        print(f"the text is a good beginning, but not whole; what may follow: {may}")
         return 1
-    print("satisfies the grammar")
-    return 0
+    before = data[max(0, offset - 40) : offset].decode(errors="replace")
+    print(f"broken at byte {offset}, after {before!r}: {_shown(data[offset : offset + 1])} may not come here")
+    print(f"what may: {may}")
+    return 1
 
 
-def _allowed(machine: Any, at: Any) -> str:
+def _allowed(refused: Refused) -> str:
     """The bytes that may come next, runs of them shortened, and whether the text may end."""
-    allowed = [byte for byte in range(256) if not machine.step(at, byte).dead]
     runs: list[list[int]] = []
-    for byte in allowed:
+    for byte in refused.allowed:
         if runs and runs[-1][1] == byte - 1:
             runs[-1][1] = byte
         else:
             runs.append([byte, byte])
     parts = [_shown(bytes([a])) if a == b else f"{_shown(bytes([a]))}-{_shown(bytes([b]))}" for a, b in runs]
-    return ", ".join([*parts, *(["the end"] if machine.ended(at) else [])]) or "nothing"
+    return ", ".join([*parts, *(["the end"] if refused.may_end else [])]) or "nothing"
 
 
 def _shown(byte: bytes) -> str:

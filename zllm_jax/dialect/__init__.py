@@ -2,6 +2,7 @@
 
 from zllm_jax.dialect.chat_template import ChatTemplate, require_template
 from zllm_jax.dialect.detokenizer import Detokenizer
+from zllm_jax.dialect.named import NamedDialect, get_dialect
 from zllm_jax.dialect.near_miss import explain
 from zllm_jax.dialect.replay import Replay
 from zllm_jax.dialect.tokenizer import Tokenizer, load_tokenizer
@@ -16,6 +17,7 @@ __all__ = [
     "VOLATILE_HEADERS",
     "ChatTemplate",
     "Detokenizer",
+    "NamedDialect",
     "Replay",
     "Spoken",
     "Tokenizer",
@@ -24,6 +26,7 @@ __all__ = [
     "call_machine",
     "call_message",
     "explain",
+    "get_dialect",
     "load_tokenizer",
     "markup_ids",
     "require_template",

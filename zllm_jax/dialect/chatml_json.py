@@ -51,28 +51,30 @@ class ChatmlJson:
         """Results that follow on each other."""
         return "\n".join(self.result(text) for text in texts)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = ()) -> str:
-        """The prompt of a conversation, up to where the assistant's next turn begins."""
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = (), *, generation: bool = True
+    ) -> str:
+        """The text of a conversation; generation: up to where the assistant's next turn begins."""
         last_user = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
         has_system = bool(messages) and messages[0]["role"] == "system"
         system = str(messages[0].get("content") or "") if has_system else self.default_system
         told = self.instructions(tools)
         head = "\n\n".join(part for part in (system, told) if part)
-        out, before = [_turn("system", head)] if head else [], ""
+        out, before = [chatml_turn("system", head)] if head else [], ""
         for number, message in enumerate(messages):
             role, content = message["role"], str(message.get("content") or "")
             if role == "tool":
                 if before == "tool":
                     out[-1] = out[-1].removesuffix("<|im_end|>\n") + f"\n{self.result(content)}<|im_end|>\n"
                 else:
-                    out.append(_turn("user", self.result(content)))
+                    out.append(chatml_turn("user", self.result(content)))
             elif role == "assistant":
-                out.append(_turn(role, self._assistant(message, number > last_user, number == len(messages) - 1)))
+                out.append(chatml_turn(role, self._assistant(message, number > last_user, number == len(messages) - 1)))
             elif number or role != "system":
-                out.append(_turn(role, content))
+                out.append(chatml_turn(role, content))
             before = role
         quiet = "" if self.thinking else "<think>\n\n</think>\n\n"
-        return "".join(out) + "<|im_start|>assistant\n" + quiet
+        return "".join(out) + ("<|im_start|>assistant\n" + quiet if generation else "")
 
     def _assistant(self, message: Mapping[str, Any], reasons: bool, last: bool) -> str:
         reasoning = str(message.get("reasoning_content") or "").strip("\n")
@@ -84,7 +86,8 @@ class ChatmlJson:
         return thought + content + (self.layout.lead if calls and content else "") + calls
 
 
-def _turn(role: str, text: str) -> str:
+def chatml_turn(role: str, text: str) -> str:
+    """A turn of ChatML."""
     return f"<|im_start|>{role}\n{text}<|im_end|>\n"
 
 

@@ -63,8 +63,10 @@ class Dsml:
         """Results that follow on each other, in the order of the calls."""
         return "\n\n".join(self.result(text) for text in texts)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = ()) -> str:
-        """The prompt of a conversation, up to where the assistant's next turn begins."""
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = (), *, generation: bool = True
+    ) -> str:
+        """The text of a conversation; generation: up to where the assistant's next turn begins."""
         keep = bool(tools) if self.keep_reasoning is None else self.keep_reasoning
         last_user = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
         system = "\n\n".join(str(message.get("content") or "") for message in messages if message["role"] == "system")
@@ -85,7 +87,8 @@ class Dsml:
                 results = sorted(messages[at - 1 : end], key=lambda m: _place(order, str(m.get("tool_call_id"))))
                 out.append(_USER + self.results([str(m.get("content") or "") for m in results]))
                 at = end
-        return "".join(out) + _ASSISTANT + ("<think>" if self.thinking else "</think>")
+        begun = _ASSISTANT + ("<think>" if self.thinking else "</think>")
+        return "".join(out) + (begun if generation else "")
 
     def _assistant(self, message: Mapping[str, Any], reasons: bool) -> str:
         calls = render_calls(self.layout, calls_in(message))

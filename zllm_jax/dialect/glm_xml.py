@@ -65,8 +65,10 @@ class Glm:
         """Results that follow on each other."""
         return "".join(self.result(text) for text in texts)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = ()) -> str:
-        """The prompt of a conversation, up to where the assistant's next turn begins."""
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = (), *, generation: bool = True
+    ) -> str:
+        """The text of a conversation; generation: up to where the assistant's next turn begins."""
         gap = "\n" if self.lines else ""
         last_user = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
         out = ["[gMASK]<sop>"]
@@ -85,7 +87,7 @@ class Glm:
             elif role == "tool":
                 out.append(("" if before == "tool" else "<|observation|>") + self.result(content))
             before = role
-        return "".join(out) + "<|assistant|>" + self._generation()
+        return "".join(out) + ("<|assistant|>" + self._generation() if generation else "")
 
     def _generation(self) -> str:
         if self.lines:
