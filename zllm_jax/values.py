@@ -140,7 +140,15 @@ class NamedTool:
     name: str
 
 
-ToolChoice = Literal["auto", "none", "required"] | NamedTool
+@dataclass(frozen=True)
+class AllowedTools:
+    """A choice of tools: of those that the model is shown, only these may be called; required: one of them must be."""
+
+    names: tuple[str, ...]
+    required: bool = False
+
+
+ToolChoice = Literal["auto", "none", "required"] | NamedTool | AllowedTools
 
 
 @dataclass(frozen=True)
@@ -165,7 +173,8 @@ class Request:
     priority: higher ones are admitted first.
     tools: on offer, each `{"type": "function", "function": {"name", "description", "parameters"}}`. What may come of
     them is enforced token by token: tool_choice "auto" is text, calls or both; "none" no call; "required" one or more
-    and no text; `NamedTool` likewise, of one tool. parallel_tool_calls: whether more than one call may come.
+    and no text; `NamedTool` likewise, of one tool; `AllowedTools` is "auto" or "required" with some of the tools.
+    parallel_tool_calls: whether more than one call may come.
     tool_dialect: how calls are written; None takes what the checkpoint was trained on.
     fence: what the output must be; enforced token by token, before sampling.
     loop_guard: exclude the token that would continue a loop, and end thinking that only loops. A fence goes before it.
@@ -248,9 +257,16 @@ class Request:
                 raise InvalidRequest(
                     f"tool_choice names {choice.name!r}, which is not among the tools {names}", param="tool_choice"
                 )
+        elif isinstance(choice, AllowedTools):
+            unknown = sorted(set(choice.names) - set(names))
+            if unknown or not choice.names:
+                raise InvalidRequest(
+                    f"tool_choice allows {unknown or 'no tool'}, but the tools are {names}", param="tool_choice"
+                )
         elif choice not in ("auto", "none", "required"):
             raise InvalidRequest(
-                f"tool_choice is {choice!r}, must be auto, none, required or a NamedTool", param="tool_choice"
+                f"tool_choice is {choice!r}, must be auto, none, required, a NamedTool or AllowedTools",
+                param="tool_choice",
             )
         elif choice == "required" and not names:
             raise InvalidRequest("tool_choice is required, but there are no tools to call", param="tool_choice")

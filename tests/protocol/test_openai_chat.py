@@ -8,12 +8,38 @@ from typing import Any
 import pytest
 
 from zllm_jax.errors import BudgetExceeded, InvalidRequest, Overloaded, UnknownModel
-from zllm_jax.protocol import openai_chat
-from zllm_jax.protocol.openai_chat import Call, Reply, parse_request
+from zllm_jax.protocol import openai_chat_reply, openai_errors
+from zllm_jax.protocol.openai_chat import Call, parse_request
+from zllm_jax.protocol.openai_chat_reply import Reply
 from zllm_jax.testing import ByteTokenizer
-from zllm_jax.values import Delta, Envelope, Sampling, Status, Telemetry, TokenLogprob, Usage
+from zllm_jax.values import (
+    AllowedTools,
+    CallDelta,
+    Delta,
+    Envelope,
+    Fence,
+    NamedTool,
+    Sampling,
+    Status,
+    Telemetry,
+    TokenLogprob,
+    ToolCall,
+    ToolChoice,
+    Usage,
+)
 
 USER = {"role": "user", "content": "Hi"}
+TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+
+
+def with_function(**more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **more}}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    several = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": several}}
 
 
 def parse(**body: Any) -> Call:
@@ -114,7 +140,9 @@ def test_roles_and_an_answer_sent_back() -> None:
         ({"messages": "Hi"}, "messages"),
         ({"messages": [USER, "Hi"]}, "messages[1]"),
         ({"messages": [{"content": "Hi"}]}, "messages[0].role"),
-        ({"messages": [USER | {"role": "tool"}]}, "messages[0].role"),
+        ({"messages": [USER | {"role": "function"}]}, "messages[0].role"),
+        ({"messages": [USER | {"role": "tool"}]}, "messages[0].tool_call_id"),
+        ({"messages": [USER | {"tool_calls": [{}]}]}, "messages[0].tool_calls"),
         ({"messages": [USER | {"role": ["user"]}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [USER | {"content": 3}]}, "messages[0].content"),
@@ -123,7 +151,12 @@ def test_roles_and_an_answer_sent_back() -> None:
         ({"messages": [USER | {"content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [USER | {"name": 3}]}, "messages[0].name"),
         ({"messages": [USER | {"weight": 1}]}, "messages[0].weight"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].type"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL | {"id": None}]}]}, "messages[0].tool_calls[0].id"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": {}}}]}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"max_tokens": 2.0}, "max_tokens"),
@@ -163,9 +196,32 @@ def test_roles_and_an_answer_sent_back() -> None:
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"stream": True, "stream_options": {"pace": 1}}, "stream_options.pace"),
         ({"n": 2}, "n"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": {}}, "tools"),
+        ({"tools": ["f"]}, "tools[0]"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [TOOL, {"type": "function", "function": {}}]}, "tools[1].function.name"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+            "tools[0].function.parameters",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "f", "color": 1}}]}, "tools[0].function.color"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": allowed("sometimes", "f")}, "tool_choice.allowed_tools.mode"),
+        ({"tools": [TOOL], "tool_choice": allowed("auto", "g")}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": allowed("auto")}, "tool_choice"),
+        ({"tools": [TOOL], "parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format.json_schema.schema",
+        ),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"store": True}, "store"),
         ({"prediction": {}}, "prediction"),
@@ -179,7 +235,7 @@ def test_refusals_name_the_parameter(body: dict[str, Any], param: str) -> None:
         parse(**body)
     assert refused.value.param == param
     assert len(str(refused.value)) < 600
-    error = openai_chat.error_object(refused.value)["error"]
+    error = openai_errors.error_object(refused.value)["error"]
     assert (error["param"], error["type"]) == (param, "invalid_request_error")
 
 
@@ -195,7 +251,7 @@ def test_a_body_is_an_object(body: Any) -> None:
 )
 def test_finish_reasons(status: Status, reason: str) -> None:
     envelope = Envelope(request_id="r", status=status, text="a")
-    assert openai_chat.failure(envelope) is None
+    assert openai_errors.failure(envelope) is None
     assert reply().completion(envelope)["choices"][0]["finish_reason"] == reason
     (last,) = reply().chunks(Delta(envelope=envelope))
     assert last["choices"][0]["finish_reason"] == reason
@@ -203,7 +259,7 @@ def test_finish_reasons(status: Status, reason: str) -> None:
 
 @pytest.mark.parametrize("status", [Status.TRANSPORT_FAILURE, Status.REJECTED, Status.CANCELED, Status.FAULTED])
 def test_other_statuses_release_nothing(status: Status) -> None:
-    body = openai_chat.failure(Envelope(request_id="r", status=status, text="secret", error="why"))
+    body = openai_errors.failure(Envelope(request_id="r", status=status, text="secret", error="why"))
     assert body is not None
     assert body["error"]["message"] == f"the call ended as {status.value}: why"
     assert body["error"]["code"] == status.value.lower()
@@ -211,25 +267,98 @@ def test_other_statuses_release_nothing(status: Status) -> None:
 
 def test_a_deadline_is_called_one() -> None:
     envelope = Envelope(request_id="r", status=Status.TRANSPORT_FAILURE, telemetry=Telemetry(deadline_exceeded=True))
-    body = openai_chat.failure(envelope)
+    body = openai_errors.failure(envelope)
     assert body is not None
     assert body["error"]["code"] == "deadline_exceeded"
 
 
 def test_usage_counts_cached_tokens_once() -> None:
-    usage = openai_chat.usage_object(Usage(prompt_tokens=10, cached_tokens=8, generated_tokens=3))
+    usage = openai_chat_reply.usage_object(Usage(prompt_tokens=10, cached_tokens=8, generated_tokens=3))
     assert usage["prompt_tokens"] == 10
     assert usage["total_tokens"] == 13
     assert usage["prompt_tokens_details"] == {"cached_tokens": 8}
+
+
+def test_tools_and_what_was_called_before_arrive() -> None:
+    result = {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "21"}]}
+    called = {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "Ask f."}
+    request = parse(messages=[USER, called, result], tools=[TOOL], parallel_tool_calls=False).request
+    assert request.tools == (TOOL,)
+    assert (request.tool_choice, request.parallel_tool_calls) == ("auto", False)
+    assert request.messages == (
+        USER,
+        {"role": "assistant", "content": "", "reasoning_content": "Ask f.", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "21"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ("none", "none"),
+        ("required", "required"),
+        ({"type": "function", "function": {"name": "f"}}, NamedTool("f")),
+        (allowed("auto", "f"), AllowedTools(("f",))),
+        (allowed("required", "f"), AllowedTools(("f",), required=True)),
+    ],
+)
+def test_every_form_of_tool_choice(choice: Any, expected: ToolChoice) -> None:
+    assert parse(tools=[TOOL], tool_choice=choice).request.tool_choice == expected
+
+
+def test_the_form_of_an_answer() -> None:
+    def form(**given: Any) -> Fence | None:
+        return parse(response_format=given).request.fence
+
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert form(type="text") is None
+    assert form(type="json_object") == Fence(schema={"type": "object"})
+    assert form(type="json_schema", json_schema={"name": "a", "schema": schema, "strict": True}) == Fence(schema=schema)
+    lenient = form(type="json_schema", json_schema={"name": "a", "schema": schema, "strict": False})
+    assert lenient == Fence(schema=schema, relax=True)
+
+
+def test_calls_are_told_whole_and_in_pieces() -> None:
+    call = ToolCall("call_1", "f", {"a": "é", "b": [1]})
+    envelope = Envelope(request_id="r", status=Status.COMPLETED, reasoning="Hm.", calls=(call,))
+    (choice,) = reply(tools=[TOOL]).completion(envelope)["choices"]
+    function = {"name": "f", "arguments": '{"a": "é", "b": [1]}'}
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "reasoning_content": "Hm.",
+        "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
+    }
+    pieces = (
+        CallDelta(index=0, id="call_1", name="f"),
+        CallDelta(index=0, arguments='{"a": "é", '),
+        CallDelta(index=0, arguments='"b": [1]}', done=True),
+    )
+    chunks = list(reply(tools=[TOOL]).chunks(Delta(reasoning="Hm.", calls=pieces, envelope=envelope)))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {"reasoning_content": "Hm."}
+    told = [delta["tool_calls"][0] for delta in deltas[1:-1]]
+    assert told[0] == {"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}
+    assert "".join(one["function"]["arguments"] for one in told) == function["arguments"]
+    assert all(one.keys() == {"index", "function"} for one in told[1:])
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_cut_answer_is_no_call() -> None:
+    call = ToolCall("call_1", "f", {})
+    envelope = Envelope(request_id="r", status=Status.TRUNCATED, calls=(call,))
+    assert reply(tools=[TOOL]).completion(envelope)["choices"][0]["finish_reason"] == "length"
 
 
 def test_logprobs_one_entry_a_token_and_no_infinity() -> None:
     half = TokenLogprob(token=0xC3, logprob=-math.inf, top=((0xC3, -math.inf), (65, -1.0)))
     (chunk,) = reply(logprobs=True, top_logprobs=2).chunks(Delta(text="", tokens=(0xC3,), logprobs=(half,)))
     (entry,) = chunk["choices"][0]["logprobs"]["content"]
-    assert (entry["token"], entry["bytes"], entry["logprob"]) == ("\ufffd", [0xC3], openai_chat.MIN_LOGPROB)
+    assert (entry["token"], entry["bytes"], entry["logprob"]) == ("\ufffd", [0xC3], openai_chat_reply.MIN_LOGPROB)
     assert [(top["token"], top["logprob"]) for top in entry["top_logprobs"]] == [
-        ("\ufffd", openai_chat.MIN_LOGPROB),
+        ("\ufffd", openai_chat_reply.MIN_LOGPROB),
         ("A", -1.0),
     ]
 
@@ -249,6 +378,6 @@ def test_a_delta_without_text_becomes_no_chunk() -> None:
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
 def test_error_objects(error: Exception, kind: str, code: str, param: str | None) -> None:
-    body = openai_chat.error_object(error)["error"]
+    body = openai_errors.error_object(error)["error"]
     assert (body["type"], body["code"], body["param"]) == (kind, code, param)
     assert ("private" in body["message"]) is False

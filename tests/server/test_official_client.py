@@ -130,8 +130,8 @@ def test_refusals_are_http_errors(client: openai.OpenAI, engine: ScriptedEngine,
     assert unknown.value.code == "model_not_found"
 
     with pytest.raises(openai.BadRequestError) as tools:
-        ask(client, tools=[{"type": "function", "function": {"name": "f"}}], stream=stream)
-    assert tools.value.param == "tools"
+        ask(client, tools=[{"type": "web_search"}], stream=stream)
+    assert tools.value.param == "tools[0].type"
 
     with pytest.raises(openai.BadRequestError) as budget:
         ask(client, max_tokens=5000, stream=stream)

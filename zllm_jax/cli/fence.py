@@ -114,9 +114,14 @@ def _read(path: Path, option: str) -> str:
 
 def _json(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        schema = json.loads(text)
+    except ValueError as error:
         raise ConfigError(f"{where} cannot be read as JSON: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{where} is nested too deeply to be read") from None
+    if schema is None:
+        raise ConfigError(f"{where} is null: a schema is an object, true or false")
+    return schema
 
 
 def _compile(args: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from zllm_jax.fence import DEAD, ByteAutomaton, Condition, Machine, regular
 from zllm_jax.fence.machine import USED_BITS
 from zllm_jax.fence.schema import inhabited, json_schema, text_language
 from zllm_jax.fence.structure import Branch, Structure
-from zllm_jax.values import NamedTool, ToolChoice
+from zllm_jax.values import AllowedTools, NamedTool, ToolChoice
 
 
 def call_machine(
@@ -25,18 +25,26 @@ def call_machine(
     """The machine of a turn.
 
     choice: "auto" is free text until a call opens; "none" is text in which none can; "required" is at least one call
-    and nothing else; `NamedTool` likewise, of one tool. parallel: whether a second call may follow. thinking: True for
-    a turn that begins inside the reasoning, in which markup is text; None for one that may begin with it.
+    and nothing else; `NamedTool` likewise, of one tool; `AllowedTools` leaves tools out. parallel: whether a second
+    call may follow. thinking: True for a turn that begins inside the reasoning, in which markup is text; None for one
+    that may begin with it.
 
     A call's fixed text, its name and its parameters' names are forced; each parameter comes at most once, and the end
     of a call only after those that are required. Parameters that a tool doesn't list are not written. Raises
     `InvalidRequest` for a tool that was not offered, `UnsupportedGrammar` for a schema that cannot be enforced.
     """
-    offered = [tool for tool in tools if not isinstance(choice, NamedTool) or tool.name == choice.name]
+    offered, choice = _offered(tools, choice)
     if choice != "none" and choice != "auto" and not offered:
         wanted = repr(choice.name) if isinstance(choice, NamedTool) else "a tool"
         raise InvalidRequest(f"{wanted} must be called, but is not among the tools", param="tool_choice")
     return _Turn(layout, offered, parallel).machine(choice, thinking)
+
+
+def _offered(tools: Sequence[ToolSpec], choice: ToolChoice) -> tuple[list[ToolSpec], ToolChoice]:
+    """The tools that may be called, and the choice among them."""
+    if isinstance(choice, AllowedTools):
+        return [tool for tool in tools if tool.name in choice.names], "required" if choice.required else "auto"
+    return [tool for tool in tools if not isinstance(choice, NamedTool) or tool.name == choice.name], choice
 
 
 class _Turn:

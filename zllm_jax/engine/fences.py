@@ -11,7 +11,7 @@ from functools import cached_property
 
 from zllm_jax.dialect import Spoken, Tokenizer, call_machine, tools_of
 from zllm_jax.engine.fence_store import FenceStore
-from zllm_jax.errors import InvalidRequest
+from zllm_jax.errors import InvalidRequest, UnsupportedGrammar
 from zllm_jax.fence import (
     MIN_TOKENS,
     Compiled,
@@ -134,7 +134,11 @@ class FenceCompiler:
         stored = None if self._store is None else self._store.get(key, vocabulary)
         if stored is not None and stored[0].machine.num_states <= self._max_states - 2:
             return Ready(*stored)
-        compiled = compile_()
+        try:
+            compiled = compile_()
+        except UnsupportedGrammar as error:
+            error.param = param
+            raise
         if compiled.machine.num_states > self._max_states - 2:
             raise InvalidRequest(
                 f"the fence has {compiled.machine.num_states} states, but there is room for {self._max_states - 2}: "

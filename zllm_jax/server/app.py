@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from zllm_jax.errors import ConfigError, UnknownModel
 from zllm_jax.metrics import CONTENT_TYPE
-from zllm_jax.protocol import openai_chat
+from zllm_jax.protocol import openai_chat_reply
 from zllm_jax.server.auth import RequireKey
 from zllm_jax.server.body import Limits
 from zllm_jax.server.chat import ChatCompletions, new_id
@@ -45,13 +45,13 @@ def create_app(
     )
 
     async def models(_: HttpRequest) -> Response:
-        return json_response(openai_chat.model_list([engine.model_name], created=started))
+        return json_response(openai_chat_reply.model_list([engine.model_name], created=started))
 
     async def model(request: HttpRequest) -> Response:
         name = request.path_params["name"]
         if name != engine.model_name:
             raise UnknownModel(f"model {name!r} is not served here; {engine.model_name!r} is")
-        return json_response(openai_chat.model_object(name, created=started))
+        return json_response(openai_chat_reply.model_object(name, created=started))
 
     async def health(_: HttpRequest) -> Response:
         return json_response({"status": "ok"})

@@ -12,8 +12,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from zllm_jax.errors import BudgetExceeded, UnknownModel
-from zllm_jax.protocol import openai_chat
-from zllm_jax.protocol.openai_chat import Call, Reply
+from zllm_jax.protocol import openai_chat, openai_errors
+from zllm_jax.protocol.openai_chat import Call
+from zllm_jax.protocol.openai_chat_reply import Reply
 from zllm_jax.server.body import Limits, read_json
 from zllm_jax.server.disconnect import until_disconnect
 from zllm_jax.server.engine import Engine
@@ -107,7 +108,7 @@ async def _events(reply: Reply, first: Delta, rest: AsyncGenerator[Delta, None])
                 for chunk in reply.chunks(last):
                     yield event(chunk)
                 last = await anext(rest)
-            if failed := openai_chat.failure(last.envelope):
+            if failed := openai_errors.failure(last.envelope):
                 yield event(failed)
                 return
             for chunk in reply.chunks(last):
@@ -115,7 +116,7 @@ async def _events(reply: Reply, first: Delta, rest: AsyncGenerator[Delta, None])
             yield event("[DONE]")
         except Exception as error:
             log.exception("%s failed after its first token", reply.completion_id)
-            yield event(openai_chat.error_object(error))
+            yield event(openai_errors.error_object(error))
 
 
 def _envelope(last: Delta) -> Envelope:

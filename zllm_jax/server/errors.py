@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from zllm_jax.errors import InvalidRequest, Overloaded, UnknownModel, ZllmError
-from zllm_jax.protocol import openai_chat
+from zllm_jax.protocol import openai_errors
 from zllm_jax.server.disconnect import ClientGone
 from zllm_jax.server.sse import encode_json
 from zllm_jax.values import Envelope, Status
@@ -47,7 +47,7 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
 
 def failed_response(envelope: Envelope) -> Response | None:
     """The HTTP error of an envelope that has no answer to show, else None."""
-    body = openai_chat.failure(envelope)
+    body = openai_errors.failure(envelope)
     return None if body is None else json_response(body, _STATUS_OF_ENVELOPE[envelope.status])
 
 
@@ -56,13 +56,13 @@ async def on_zllm_error(_: HttpRequest, error: Exception) -> Response:
     if status >= 500:
         log.error("request failed: %s", error)
     headers = {"retry-after": str(RETRY_AFTER_S)} if isinstance(error, Overloaded) else None
-    return json_response(openai_chat.error_object(error), status, headers)
+    return json_response(openai_errors.error_object(error), status, headers)
 
 
 async def on_http_error(_: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = _CODE_OF_STATUS.get(error.status_code, "invalid_request")
-    body = openai_chat.error_body(error.detail, kind="invalid_request_error", code=code)
+    body = openai_errors.error_body(error.detail, kind="invalid_request_error", code=code)
     return json_response(body, error.status_code, error.headers)
 
 
@@ -71,7 +71,7 @@ async def on_client_gone(_: HttpRequest, __: Exception) -> Response:
 
 
 async def on_unexpected(_: HttpRequest, error: Exception) -> Response:
-    return json_response(openai_chat.error_object(error), 500)
+    return json_response(openai_errors.error_object(error), 500)
 
 
 HANDLERS: Mapping[Any, Any] = {

@@ -116,6 +116,13 @@ def test_alternatives_are_told_apart_in_any_order() -> None:
         ({"pattern": 3}, "#/pattern"),
         ({"multipleOf": 0}, "#/multipleOf"),
         ({"minimum": "1"}, "#/minimum"),
+        ({"maximum": float("inf")}, "#/maximum"),
+        ({"required": "a"}, "#/required"),
+        ({"dependentRequired": {"a": "b"}}, "#/dependentRequired/a"),
+        ({"items": {"contains": {}, "minContains": 3, "maxContains": 1}}, "#/items"),
+        ({"items": {"minProperties": 3}}, "#/items"),
+        ({"const": "\ud800"}, "#"),
+        ({"const": {"a": ["\udc00b"]}}, "#"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused_by_its_place(schema: Any, where: str) -> None:
@@ -123,6 +130,21 @@ def test_what_cannot_be_enforced_is_refused_by_its_place(schema: Any, where: str
         machine(schema)
     assert caught.value.where == where
     assert str(caught.value).startswith(f"{where}: ")
+
+
+def test_half_a_surrogate_pair_is_in_no_text() -> None:
+    schema = {"anyOf": [{"enum": ["\ud800", "a"]}, {"type": "array", "items": {"const": "\udc00"}}]}
+    automaton = machine(schema)
+    assert automaton.accepts(b'"a"')
+    assert automaton.accepts(b"[]")
+    assert automaton.run(b'["').dead
+    assert machine({"not": {"enum": ["\ud800", "a"]}}).accepts(b'"b"')
+
+
+def test_the_members_of_a_closed_object_are_counted() -> None:
+    schema = {**closed(a={}, b={}, c={}), "minProperties": 2}
+    assert [accepts(schema, dict.fromkeys(names)) for names in ("", "b", "ac", "abc")] == [False, False, True, True]
+    assert not machine(schema).accepts(b'{"a": 1, "a": 2}')
 
 
 def test_on_request_it_is_left_out_and_reported() -> None:

@@ -73,7 +73,11 @@ class Compiler:
             self._module = self._starts[one]
             first = one.alternatives[0][1]
             write = self.write_array if isinstance(first, ArrayShape) else self.write_object
-            write(self, one, self._starts[one])
+            try:
+                write(self, one, self._starts[one])
+            except UnsupportedGrammar as error:
+                where = error.where or self.reader.place(first)
+                raise UnsupportedGrammar(error.reason, where=where) from None
         return start
 
     def finish(self) -> None:

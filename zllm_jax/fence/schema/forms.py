@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,14 +27,17 @@ def check_forms(schema: Mapping[str, Any], here: Location) -> None:
             value = schema.get(keyword)
             if keyword in schema and (not isinstance(value, kind) or isinstance(value, bool)):
                 _refuse(f"{keyword} must be {what}, got {value!r}", here, keyword)
+            if isinstance(value, float) and not math.isfinite(value):
+                _refuse(f"{keyword} is {value!r}, which is not a finite number", here, keyword)
     for keyword in ("allOf", "anyOf", "oneOf"):
         if keyword in schema and not schema[keyword]:
             _refuse(f"{keyword} is empty: at least one schema is needed", here, keyword)
-    names = [schema["required"]] if isinstance(schema.get("required"), list) else []
-    names += list(schema.get("dependentRequired", {}).values())
-    for several in names:
+    required = schema.get("required", False)
+    names = [] if isinstance(required, bool) else [("required", required)]  # a boolean is draft 3's
+    names += [(f"dependentRequired/{name}", several) for name, several in schema.get("dependentRequired", {}).items()]
+    for keyword, several in names:
         if not isinstance(several, list) or not all(isinstance(one, str) for one in several):
-            _refuse(f"the names of required members must be a list of texts, got {several!r}", here, "required")
+            _refuse(f"the names of required members must be a list of texts, got {several!r}", here, keyword)
     kinds = schema.get("type", "null")
     if not isinstance(kinds, str) and not (isinstance(kinds, list) and all(isinstance(one, str) for one in kinds)):
         _refuse(f"type must be a name or a list of names, got {kinds!r}", here, "type")

@@ -35,7 +35,7 @@ class _Object:
     def __init__(self, compiler: Compiler, module: Module) -> None:
         self._compiler, self._module = compiler, module
         self._builder, self._reader = compiler.builder, compiler.reader
-        self._shapes = [_counted(shape) for _, shape in module.alternatives if isinstance(shape, ObjectShape)]
+        self._shapes = [self._counted(shape) for _, shape in module.alternatives if isinstance(shape, ObjectShape)]
         limits = {one.high for one in self._shapes}
         if len(self._shapes) > 1 and limits != {None}:
             raise UnsupportedGrammar("maxProperties beside alternatives that must be told apart")
@@ -50,6 +50,17 @@ class _Object:
         self._bits = {name: 1 << i for i, name in enumerate(order[:USED_BITS])}
         self._names = sorted(listed)
         self._others: dict[Live, _Classes] = {}
+
+    def _counted(self, shape: ObjectShape) -> ObjectShape:
+        """Without a lower limit that the required members meet already."""
+        low = shape.low if shape.low > len(shape.required) else 0
+        unlisted = any(self._reader.inhabited(expr) for _, expr in shape.classes)
+        if low > len(shape.required) + 1 and (unlisted or len(shape.named) > USED_BITS):
+            which = "that are not listed" if unlisted else f"of more than {USED_BITS} listed ones"
+            raise UnsupportedGrammar(f"minProperties: whether two members {which} have different names cannot be seen")
+        if low > len(shape.named) and not unlisted:
+            raise UnsupportedGrammar("minProperties: there are not as many members that may come")
+        return replace(shape, low=low)
 
     def open(self, start: int) -> None:
         live = tuple(range(len(self._shapes)))
@@ -288,18 +299,6 @@ class _Names:
                 builder.replace(state, ord('"'), self.owner.other_edge(self.classes.choices[ending]))
                 rows[i] = builder.row(state)
         return rows
-
-
-def _counted(shape: ObjectShape) -> ObjectShape:
-    """Without a lower limit that the required members meet already."""
-    low = shape.low if shape.low > len(shape.required) else 0
-    if low > len(shape.required) + 1 and shape.classes:
-        raise UnsupportedGrammar(
-            "minProperties: whether two members that are not listed have different names cannot be seen"
-        )
-    if low > len(shape.named) and not shape.classes:
-        raise UnsupportedGrammar("minProperties: there are not as many members that may come")
-    return replace(shape, low=low)
 
 
 def _required(shape: ObjectShape) -> frozenset[str]:

@@ -58,6 +58,7 @@ class Reader:
     relaxed: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     _values: dict[Expr, Values | None] = field(default_factory=dict)
+    _places: dict[ArrayShape | ObjectShape, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.needs = Needs(self.values, self.sets)
@@ -122,6 +123,9 @@ class Reader:
                     "refers to itself with nothing between", where=f"{here.path}/{keyword}"
                 ) from None
             whole = self.sets.intersection(whole, rule)
+        shapes: tuple[ArrayShape | ObjectShape, ...] = (*whole.arrays, *whole.objects)
+        for shape in shapes:
+            self._places.setdefault(shape, here.path)
         self.unknown += [f"{here.path}/{one}" for one in schema if one not in KEYWORDS and one not in ANNOTATIONS]
         return whole
 
@@ -132,12 +136,16 @@ class Reader:
         if isinstance(value, int | float):
             return Values(number=sets.language(regular.json_number(minimum=value, maximum=value, exponents=False)))
         if isinstance(value, str):
-            return Values(string=sets.language(regular.literal(_utf8(value))))
+            return Values(string=_language(self, sets.texts([value]).automaton))
         if isinstance(value, list):
             items = tuple(self.constant(one) for one in value)
             return Values(arrays=(ArrayShape(items, sets.nothing, len(items), len(items)),))
         members = tuple((name, self.constant(value[name])) for name in sorted(value))
         return Values(objects=(ObjectShape(members, (), frozenset(value), high=len(value)),))
+
+    def place(self, shape: ArrayShape | ObjectShape) -> str:
+        """The path of a schema that says that an array or object must be so; of the whole where none does alone."""
+        return self._places.get(shape, self.document.root.path)
 
     def constant(self, value: Any) -> Expr:
         return self.sets.const(json.dumps(value, sort_keys=True))
@@ -195,7 +203,7 @@ def _enum(reader: Reader, schema: Mapping[str, Any], here: Location) -> Values:
         else:
             whole = reader.sets.union(whole, reader.values(reader.constant(value)))
     if texts:
-        whole = reader.sets.union(whole, Values(string=reader.sets.texts(texts)))
+        whole = reader.sets.union(whole, Values(string=_language(reader, reader.sets.texts(texts).automaton)))
     return whole
 
 
@@ -328,8 +336,8 @@ def _num_members(reader: Reader, schema: Mapping[str, Any], here: Location) -> V
 
 
 def _required(reader: Reader, schema: Mapping[str, Any], here: Location) -> Values:
-    if not isinstance(schema["required"], list):
-        return reader.sets.any_value  # draft 3's boolean
+    if isinstance(schema["required"], bool):
+        return reader.sets.any_value  # draft 3's
     return _only(reader, objects=(replace(reader.sets.any_object, required=frozenset(schema["required"])),))
 
 

@@ -32,7 +32,7 @@ def json_schema(
 ) -> CompiledSchema:
     """The machine of exactly the JSON texts whose values satisfy `schema` (draft 2020-12; draft-07 where it says so).
 
-    Members may come in any order, each listed one once. Texts that the schema lists (names, `const`, `enum`) are
+    Members may come in any order, each of 64 listed ones once. Texts that the schema lists (names, `const`, `enum`) are
     spelled as `json.dumps` does, all others as JSON allows. whitespace: "spaced" writes `, ` and `: `, "dense" `,` and
     `:`; "free" allows any. formats: whether `format` is a rule or a remark. Arrays and objects nest at most
     `machine.MAX_DEPTH` deep.

@@ -7,6 +7,7 @@ needed: so recursive schemas have finite normal forms.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -21,6 +22,7 @@ _OPERATIONS: Mapping[str, Callable[[ByteAutomaton, ByteAutomaton], ByteAutomaton
     "or": regular.union,
     "without": regular.difference,
 }
+_SURROGATE = re.compile("[\ud800-\udfff]")
 LONG_TEXT = 6  # characters; shorter bounds are counted by states
 MAX_SHAPES = 128  # alternatives of one type in one place
 
@@ -241,8 +243,9 @@ class Sets:
         return self._languages.setdefault(("length", low, high), Language(lengths=(low, high)))
 
     def texts(self, several: Iterable[str]) -> Language:
-        """Exactly these texts, at least one."""
-        return self.language(regular.union(choices(several)))
+        """Exactly these texts, but for those that are no Unicode: no output can hold half a surrogate pair."""
+        known = [one for one in several if not _SURROGATE.search(one)]
+        return self.language(regular.union(choices(known)) if known else regular.empty())
 
     def common(self, a: Language, b: Language) -> Language:
         if a is b or b is self.any_text:
