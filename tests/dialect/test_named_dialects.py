@@ -52,3 +52,20 @@ def test_what_is_wrong_is_named() -> None:
         get_dialect("qwen3").render([{"role": "user", "content": [{"type": "image_url"}]}])
     with pytest.raises(InvalidRequest, match=r"messages\[0\] must be an object with a role"):
         get_dialect("qwen3").render([{"content": "hello"}])
+
+
+@pytest.mark.parametrize(
+    "parameters, said",
+    [
+        ([], "must be a JSON Schema"),
+        ({"properties": [1]}, "properties must be an object of schemas, got \\[1\\]"),
+        ({"properties": {"a": 5}}, "the schema of 'a' must be an object, true or false, got 5"),
+        ({"properties": {"a": {}}, "required": "a"}, "required must be a list of names, got 'a'"),
+        ({"properties": {"a": {}}, "required": [["a"]]}, "required must be a list of names"),
+    ],
+)
+def test_parameters_that_are_no_schema_are_refused(parameters: Any, said: str) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters or [0]}}
+    with pytest.raises(InvalidRequest, match=said) as refused:
+        get_dialect("glm-4.7").parser([tool])
+    assert refused.value.param == "tools[0]"

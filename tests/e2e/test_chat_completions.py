@@ -79,7 +79,7 @@ def streamed(chunks: Any) -> tuple[dict[str, Any], str, Any]:
     return message, reason, usage
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("name", ["required", pytest.param("named", marks=pytest.mark.slow), "allowed"])
 def test_a_call_that_is_asked_for_comes_whole_and_streamed(client: openai.OpenAI, fenced: Engine, name: str) -> None:
     options = {"tools": TOOLS, "tool_choice": CHOICES[name], "parallel_tool_calls": False}
     whole = ask(client, fenced, **options)
@@ -151,6 +151,7 @@ def test_what_cannot_be_enforced_is_refused_by_its_name(client: openai.OpenAI, f
     assert refused.value.param == "tools"
 
 
+@pytest.mark.slow
 def test_async(url: str, fenced: Engine) -> None:
     async def once() -> Any:
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:

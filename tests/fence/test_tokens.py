@@ -288,6 +288,12 @@ def test_a_draft_is_judged_on_a_copy() -> None:
     assert device.legal(begin)[0].any()
 
 
+def test_a_grammar_of_the_empty_text_alone_ends_at_once() -> None:
+    machine = machine_of(choices([""]))
+    device = Device(machine, Vocabulary(PIECES, [EOS]))
+    assert np.flatnonzero(device.legal(device.at(machine.begin))[0]).tolist() == [EOS]
+
+
 def test_grammars_lie_side_by_side_however_many_blocks_they_need() -> None:
     vocabulary = Vocabulary(PIECES, [EOS])
     machines = [machine_of(choices(["no" * 150, "yes"])), NUMBER, machine_of(choices(["no" * 100])), WORDS]

@@ -148,8 +148,23 @@ def tools_of(wire: Iterable[Mapping[str, Any]]) -> tuple[ToolSpec, ...]:
             )
         if not isinstance(parameters, Mapping):
             raise InvalidRequest(f"parameters of {function['name']} must be a JSON Schema", param=f"tools[{number}]")
+        if wrong := _malformed(parameters):
+            raise InvalidRequest(f"parameters of {function['name']}: {wrong}", param=f"tools[{number}]")
         made.append(ToolSpec(function["name"], description, parameters, tool))
     return tuple(made)
+
+
+def _malformed(parameters: Mapping[str, Any]) -> str:
+    """What is wrong with what every dialect reads itself; empty for nothing."""
+    properties, required = parameters.get("properties", {}), parameters.get("required", [])
+    if not isinstance(properties, Mapping):
+        return f"properties must be an object of schemas, got {properties!r:.60}"
+    for name, schema in properties.items():
+        if not isinstance(schema, Mapping | bool):
+            return f"the schema of {name!r} must be an object, true or false, got {schema!r:.60}"
+    if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
+        return f"required must be a list of names, got {required!r:.60}"
+    return ""
 
 
 def calls_in(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:

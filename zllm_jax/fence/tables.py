@@ -76,7 +76,8 @@ def compile_tokens(machine: Machine, vocabulary: Vocabulary) -> TokenTables:
     depends = np.zeros(num_kinds + 1, np.int32)
     np.cumsum(np.bincount(open_ones.kind, minlength=num_kinds), out=depends[1:])
     first = row[machine.start]
-    if not masks[first].any() and depends[first] == depends[first + 1] and counted.row[first] < 0:
+    empty_too = bool(machine.accepting[machine.start])
+    if not empty_too and not masks[first].any() and depends[first] == depends[first + 1] and counted.row[first] < 0:
         raise UnsupportedGrammar("the fence cannot be satisfied with this vocabulary: no token may come first")
     return TokenTables(
         machine,

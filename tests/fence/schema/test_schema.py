@@ -147,6 +147,38 @@ def test_the_members_of_a_closed_object_are_counted() -> None:
     assert not machine(schema).accepts(b'{"a": 1, "a": 2}')
 
 
+NULL = {"type": "null"}
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"properties": {"a": NULL}, "required": ["a"], "additionalProperties": False},
+        {"properties": {"a": NULL, "b": False}, "additionalProperties": False},
+        {"properties": {"a": NULL}, "propertyNames": {"enum": ["a"]}},
+        {"properties": {"a": NULL}, "patternProperties": {"^a$": {}}, "additionalProperties": False},
+        {"properties": {"a": NULL}, "additionalProperties": {"enum": []}},
+    ],
+)
+def test_an_object_that_cannot_have_enough_members_is_no_alternative(others: Any) -> None:
+    short = {"type": "object", "minProperties": 2, **others}
+    automaton = machine({"anyOf": [NULL, short]})
+    assert automaton.accepts(b"null")
+    assert automaton.run(b"{").dead
+    with pytest.raises(UnsupportedGrammar, match="no value satisfies"):
+        machine(short)
+
+
+def test_alternatives_that_differ_in_a_listed_value_may_recurse() -> None:
+    leaf = {**closed(type={"const": "leaf"}, value={"type": "number"}), "required": ["type", "value"]}
+    node = {**closed(type={"const": "node"}, left={"$ref": "#"}), "required": ["type", "left"]}
+    automaton = machine({"oneOf": [leaf, node]})
+    assert automaton.accepts(b'{"type": "node", "left": {"type": "leaf", "value": 1}}')
+    assert automaton.run(b'{"type": "leaf", "l').dead
+    with pytest.raises(UnsupportedGrammar, match="refers to itself with nothing between"):
+        machine({"oneOf": [leaf, {"$ref": "#"}]})
+
+
 def test_on_request_it_is_left_out_and_reported() -> None:
     compiled = json_schema({"type": "array", "uniqueItems": True, "items": {"type": "integer"}}, relax=True)
     assert [one.split(":")[0] for one in compiled.relaxed] == ["#/uniqueItems"]

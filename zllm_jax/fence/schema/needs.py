@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from zllm_jax.errors import UnsupportedGrammar
 from zllm_jax.fence.schema.values import ArrayShape, Contains, Expr, ObjectShape, Sets, Values
 
 
 class Circular(Exception):
     """An expression depends on itself without an array or an object between."""
+
+
+class Unfounded(UnsupportedGrammar):
+    """The same, as far as could be seen where a keyword was read."""
 
 
 @dataclass(eq=False)
@@ -30,8 +35,7 @@ class Needs:
 
     def of_shape(self, shape: ArrayShape | ObjectShape) -> int | None:
         """The same of an array or an object of this shape, its own frame included."""
-        inner = [self.of(one) for one in self._inevitable(shape)]
-        return None if None in inner else 1 + max((one for one in inner if one is not None), default=0)
+        return self._of_shape(shape, self.of)
 
     def _settle(self, expr: Expr) -> None:
         """Least fixed point over what the values of `expr` inevitably contain."""
@@ -43,10 +47,12 @@ class Needs:
                 continue
             try:
                 found[one] = self.values(one)
-            except Circular:
+            except (Circular, Unfounded):
                 open_ones.add(one)
                 continue
-            waiting += [inner for shape in _shapes(found[one]) for inner in self._inevitable(shape)]
+            for shape in _shapes(found[one]):
+                waiting += self._inevitable(shape)
+                waiting += [inner for several in self._more(shape) for inner in several]
         needs: dict[Expr, int | None] = dict.fromkeys(found)
         needs |= dict.fromkeys(open_ones, 0)
         changed = True
@@ -67,10 +73,35 @@ class Needs:
             return 0
         depths = [] if text is None else [1]  # a counted text has a frame of its own
         for shape in _shapes(values):
-            inner = [needs[one] if one in needs else self._known[one] for one in self._inevitable(shape)]
-            if None not in inner:
-                depths.append(1 + max((one for one in inner if one is not None), default=0))
+            depth = self._of_shape(shape, lambda one: needs[one] if one in needs else self._known[one])
+            if depth is not None:
+                depths.append(depth)
         return min(depths, default=None)
+
+    def _of_shape(self, shape: ArrayShape | ObjectShape, need: Callable[[Expr], int | None]) -> int | None:
+        inner = [need(one) for one in self._inevitable(shape)]
+        listed, unlisted = ([one for one in map(need, several) if one is not None] for several in self._more(shape))
+        missing = shape.low - len(shape.required) if isinstance(shape, ObjectShape) else 0
+        if missing > 0:
+            found = sorted([*listed, *(min(unlisted, default=0),) * (missing if unlisted else 0)])
+            inner += found[:missing] if len(found) >= missing else [None]
+        return None if None in inner else 1 + max((one for one in inner if one is not None), default=0)
+
+    def _more(self, shape: ArrayShape | ObjectShape) -> tuple[list[Expr], list[Expr]]:
+        """Where an object must have more members than those required: what the other listed ones must be, each at
+        most once, and what members that are not listed must be, of any number.
+        """
+        if isinstance(shape, ArrayShape) or shape.low <= len(shape.required):
+            return [], []
+        listed = [expr for name, expr in shape.named if name not in shape.required]
+        return listed, self.unlisted(shape)
+
+    def unlisted(self, shape: ObjectShape) -> list[Expr]:
+        """What members must be whose names are not listed, as far as there are such names."""
+        if not shape.named:
+            return [expr for _, expr in shape.classes]
+        names = self.sets.texts(name for name, _ in shape.named)
+        return [expr for several, expr in shape.classes if not self.sets.without(several, names).empty]
 
     def _inevitable(self, shape: ArrayShape | ObjectShape) -> list[Expr]:
         """What every value of the shape contains."""

@@ -54,12 +54,10 @@ class _Object:
     def _counted(self, shape: ObjectShape) -> ObjectShape:
         """Without a lower limit that the required members meet already."""
         low = shape.low if shape.low > len(shape.required) else 0
-        unlisted = any(self._reader.inhabited(expr) for _, expr in shape.classes)
+        unlisted = any(map(self._reader.inhabited, self._reader.needs.unlisted(shape)))
         if low > len(shape.required) + 1 and (unlisted or len(shape.named) > USED_BITS):
             which = "that are not listed" if unlisted else f"of more than {USED_BITS} listed ones"
             raise UnsupportedGrammar(f"minProperties: whether two members {which} have different names cannot be seen")
-        if low > len(shape.named) and not unlisted:
-            raise UnsupportedGrammar("minProperties: there are not as many members that may come")
         return replace(shape, low=low)
 
     def open(self, start: int) -> None:

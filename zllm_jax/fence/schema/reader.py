@@ -13,7 +13,7 @@ from zllm_jax.fence import regular
 from zllm_jax.fence.schema.document import Document, Location
 from zllm_jax.fence.schema.evaluated import with_unevaluated
 from zllm_jax.fence.schema.forms import check_forms
-from zllm_jax.fence.schema.needs import Circular, Needs
+from zllm_jax.fence.schema.needs import Circular, Needs, Unfounded
 from zllm_jax.fence.schema.values import ArrayShape, Contains, Expr, Language, ObjectShape, Sets, Values
 
 ANNOTATIONS = frozenset(
@@ -112,6 +112,8 @@ class Reader:
         for keyword, meaning in _meanings(schema, self.document.draft):
             try:
                 rule = meaning(self, schema, here)
+            except Unfounded:
+                raise
             except UnsupportedGrammar as error:
                 at = error.where or f"{here.path}/{keyword}"
                 if not self.options.relax:
@@ -119,9 +121,7 @@ class Reader:
                 self.relaxed.append(f"{at}: {error.reason}")
                 continue
             except Circular:
-                raise UnsupportedGrammar(
-                    "refers to itself with nothing between", where=f"{here.path}/{keyword}"
-                ) from None
+                raise Unfounded("refers to itself with nothing between", where=f"{here.path}/{keyword}") from None
             whole = self.sets.intersection(whole, rule)
         shapes: tuple[ArrayShape | ObjectShape, ...] = (*whole.arrays, *whole.objects)
         for shape in shapes:
