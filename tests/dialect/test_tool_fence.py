@@ -245,3 +245,49 @@ def test_realistic_tools_compile_and_their_calls_are_legal() -> None:
 def test_realistic_tools_in_every_layout(layout: Layout) -> None:
     for name in SETS:
         check_tools(layout, name)
+
+
+def offered(parameters: dict[str, Any], layout: Layout) -> Machine:
+    tool = {"type": "function", "function": {"name": "get", "parameters": {"type": "object", **parameters}}}
+    return call_machine(layout, tools_of([tool]), "required")
+
+
+one_by_one = pytest.mark.parametrize(
+    "layout",
+    [layout for layout in LAYOUTS.values() if layout.param_open],
+    ids=[n for n, x in LAYOUTS.items() if x.param_open],
+)
+
+
+@one_by_one
+@pytest.mark.parametrize(
+    "rule, where",
+    [
+        ({"minProperties": 2}, "#/minProperties"),
+        ({"maxProperties": 1}, "#/maxProperties"),
+        ({"type": "string"}, "#/type"),
+        ({"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, "#/anyOf"),
+        ({"$ref": "#/$defs/more", "$defs": {"more": {"required": ["a"]}}}, "#/$ref"),
+        ({"dependentRequired": {"a": ["b"]}}, "#/dependentRequired"),
+        ({"patternProperties": {"^a": {"type": "null"}}}, "#/patternProperties"),
+        ({"properties": {"\ud800": {}}}, "#/properties"),
+    ],
+)
+def test_rules_about_all_parameters_are_never_dropped(layout: Layout, rule: dict[str, Any], where: str) -> None:
+    properties = {"a": {"type": "string"}, "b": {"type": "integer"}}
+    with pytest.raises(UnsupportedGrammar) as refused:
+        offered({"properties": properties, **rule}, layout)
+    assert refused.value.where == where
+
+
+@layouts
+def test_what_can_never_be_written_is_not_begun(layout: Layout) -> None:
+    never = [{"enum": []}, False, {"type": "string", "minLength": 2, "maxLength": 1}, {"enum": ["\ud800"]}]
+    never += [{"type": "string", "pattern": f"^{layout.param_close.strip()}$"}] if layout.param_open else []
+    for schema in never:
+        machine = offered({"properties": {"ok": {"type": "boolean"}, "xyz": schema}}, layout)
+        assert machine.accepts(written(layout, ToolCall("", "get", {"ok": True})))
+        begun = written(layout, ToolCall("", "get", {"xyz": "-"})).partition(b"xyz")[0]
+        assert machine.run(begun + b"x").dead, schema
+        with pytest.raises(UnsupportedGrammar):
+            offered({"properties": {"xyz": schema}, "required": ["xyz"]}, layout)

@@ -213,3 +213,17 @@ def test_an_unknown_tool_is_reported() -> None:
         turn, events = read(layout, render_calls(layout, [ToolCall("", "other", {})]))
         assert turn.calls[0].name == "other"
         assert [event.known for event in events if isinstance(event, CallBegin)] == [False]
+
+
+@pytest.mark.parametrize("name", ['"g\tt"', r'"g\xt"'])
+def test_a_name_that_is_no_json_is_malformed(name: str) -> None:
+    turn, _ = read(CHATML_LAYOUT, f'<tool_call>\n{{"name": {name}, "arguments": {{}}}}\n</tool_call>')
+    assert (len(turn.malformed), turn.calls) == (1, ())
+
+
+def test_a_call_that_is_cut_in_its_opening_is_incomplete() -> None:
+    text = '\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get">\n'
+    for cut in range(text.index("get"), len(text)):
+        turn, _ = read(dsml_layout(), text[:cut])
+        assert turn.incomplete
+        assert not turn.malformed

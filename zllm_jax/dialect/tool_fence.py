@@ -52,6 +52,7 @@ class _Turn:
         self._layout, self._tools, self._parallel = layout, tools, parallel
         self._structure = Structure()
         self._types: dict[tuple[tuple[str, int], ...], int] = {}  # where a parameter's name has ended
+        self._behind_tags: dict[int, int] = {}  # by where it goes on, where a text's closing tag has ended
 
     def machine(self, choice: ToolChoice, thinking: bool | None) -> Machine:
         layout, structure = self._layout, self._structure
@@ -108,6 +109,7 @@ class _Turn:
         shared = "" if layout.call_open[1] else layout.param_open[0]  # what a name ends with where nothing else ends it
         properties = list(tool.parameters.get("properties") or {})
         required = set(tool.parameters.get("required") or ())
+        _check_writable(layout, tool.parameters)
         if len(properties) > USED_BITS or not required <= set(properties):
             missing = sorted(required - set(properties))
             why = f"{missing} are required, but not listed" if missing else f"more than {USED_BITS} parameters"
@@ -120,16 +122,27 @@ class _Turn:
         later = structure.state()
         closing = self._forced([Branch(layout.param_close.encode(), later)])
         names = structure.state()
-        members = [self._parameter(tool, name, bits[name], later, closing) for name in properties]
-        structure.fork(names, members, assured=True)
-        more = [Branch(layout.param_open.encode(), names, Condition(some_clear=sum(bits.values())))] if members else []
+        members = {name: self._parameter(tool, name, bits[name], later, closing) for name in properties}
+        written = {name: branch for name, branch in members.items() if branch is not None}
+        if lacking := sorted(required - written.keys()):
+            raise UnsupportedGrammar(
+                f"no value of this required parameter can be written in {layout.name}",
+                where=f"#/properties/{lacking[0]}",
+            )
+        try:
+            structure.fork(names, list(written.values()), assured=True)
+        except ValueError as error:
+            raise UnsupportedGrammar(f"two names of parameters: {error}", where="#/properties") from None
+        left = Condition(some_clear=sum(bits[name] for name in written))
+        more = [Branch(layout.param_open.encode(), names, left)] if written else []
         structure.fork(later, [*_behind(layout.between_params, more), close])
         structure.fork(start, [_without(shared.encode(), one) for one in (*more, close)])
         structure.leave()
         return Branch((opening + shared).encode(), start, push=after)
 
-    def _parameter(self, tool: ToolSpec, name: str, bit: int, after: int, closing: int) -> Branch:
-        """The name of a parameter. closing: where its end is written, before `after`.
+    def _parameter(self, tool: ToolSpec, name: str, bit: int, after: int, closing: int) -> Branch | None:
+        """The name of a parameter; None where no value of it can be written. closing: where its end is written, before
+        `after`.
 
         Once its name has ended, parameters of equal types go on in the same states.
         """
@@ -142,9 +155,11 @@ class _Turn:
             ends = [(layout.key_end_json[1:], self._structure.json(others, closing))] if inhabited(others) else []
             if texts is not None:
                 ends.append((layout.key_end_string[1:], self._text(texts, after)))
-        key = tuple(ends)
+        key = tuple((text, value) for text, value in ends if value != DEAD)
+        if not key:
+            return None
         if key not in self._types:
-            self._types[key] = self._forced([Branch(text.encode(), value) for text, value in ends])
+            self._types[key] = self._forced([Branch(text.encode(), value) for text, value in key])
         opening = name + layout.key_end_json[0]
         return Branch(opening.encode(), self._types[key], Condition(some_clear=bit), bit)
 
@@ -152,7 +167,7 @@ class _Turn:
         """A value of which nothing but its text says whether it is JSON: what reads as JSON is no text."""
         texts, others = text_language(schema), {"allOf": [schema, {"not": {"type": "string"}}]}
         if texts is None:
-            return self._structure.json(others, closing)
+            return self._structure.json(others, closing) if inhabited(others) else DEAD
         if not inhabited(others):
             return self._text(texts, after)
         scalars, composites = ({"allOf": [schema, kind]} for kind in (_SCALARS, _COMPOSITES))
@@ -160,18 +175,50 @@ class _Turn:
         if inhabited(scalars):
             texts = regular.union(texts, _scalars(scalars))
         text = self._text(texts, after)
-        return (
-            self._structure.either(text, self._structure.json(composites, closing)) if inhabited(composites) else text
-        )
+        if not inhabited(composites):
+            return text
+        json = self._structure.json(composites, closing)
+        return json if text == DEAD else self._structure.either(text, json)
 
     def _text(self, texts: ByteAutomaton, after: int) -> int:
-        return self._structure.text(texts, self._layout.param_close.encode(), after)
+        """What ends the value for a reader is the tag; the white space behind it is written, too."""
+        close = self._layout.param_close
+        tag = close.rstrip()
+        if after not in self._behind_tags:
+            self._behind_tags[after] = (
+                self._forced([Branch(close[len(tag) :].encode(), after)]) if tag != close else after
+            )
+        return self._structure.text(texts, tag.encode(), self._behind_tags[after])
+
+
+def _check_writable(layout: Layout, parameters: Mapping[str, Any]) -> None:
+    """Raises `UnsupportedGrammar` for rules about all parameters together, which are written one by one."""
+    names, required = parameters.get("properties") or {}, set(parameters.get("required") or ())
+    kinds = parameters.get("type", "object")
+    if "object" not in ([kinds] if isinstance(kinds, str) else kinds):
+        raise UnsupportedGrammar(f"parameters are an object, not {kinds!r}", where="#/type")
+    few, many = parameters.get("minProperties", 0), parameters.get("maxProperties", len(names))
+    rules = [keyword for keyword in _TOGETHER if keyword in parameters]
+    rules += ["minProperties"] if few > len(required) else []
+    rules += ["maxProperties"] if many < len(names) else []
+    if rules:
+        raise UnsupportedGrammar(f"{layout.name} writes parameters one by one, by properties", where=f"#/{rules[0]}")
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise UnsupportedGrammar(f"the name {name!r} is no Unicode", where="#/properties") from None
 
 
 _LINE = b"\n"
 _SCALARS, _COMPOSITES = {"type": ["number", "boolean", "null"]}, {"type": ["array", "object"]}
 # What a parser that looks for JSON first would not take as a text; and more, as JSON's brackets are not regular.
 _READ_AS_JSON = r"\s*([\[{][\s\S]*|(-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|true|false|null)\s*)"
+# Keywords that say something about all parameters together.
+_TOGETHER = (
+    *("$ref", "$dynamicRef", "const", "enum", "allOf", "anyOf", "oneOf", "not", "if", "patternProperties"),
+    *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
+)
 # Keywords by which names may come that `properties` doesn't list.
 _NAMING = ("$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas", "patternProperties")
 

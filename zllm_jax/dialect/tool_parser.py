@@ -303,7 +303,7 @@ class ToolParser:
             found = re.match(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\S)', self._buffer)
             if not found:
                 return self._unordered()
-            name, size = json.loads(found[1]), found.end()
+            name, size = _read(found[1]), found.end()
             self._scan, self._state = JsonScan(), "json"
         else:
             stop = '"' if self._layout.call_open[1].startswith('"') else "<"
@@ -312,7 +312,7 @@ class ToolParser:
                 return None
             name, size = self._buffer[:at].strip(), at
             if stop == '"':
-                if len(self._buffer) < at + 2 and not self._ended:
+                if len(self._buffer) < at + 2:
                     return None
                 size = at + 2 if self._buffer[at : at + 2] == '">' else at
             if size == at and stop == '"':

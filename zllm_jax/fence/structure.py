@@ -111,10 +111,11 @@ class Structure:
         return self._written[key]
 
     def text(self, language: ByteAutomaton, ending: bytes, after: int) -> int:
-        """A state in which a text of `language` begins that ends before the first `ending`."""
+        """A state in which a text of `language` begins that ends before the first `ending`; `DEAD` where none can."""
         key = (language.transitions.tobytes(), language.accepting.tobytes(), ending, after, self._module)
         if key not in self._written:
-            self._written[key] = self._copied(_up_to(language, ending), after)
+            ended = _up_to(language, ending)
+            self._written[key] = DEAD if regular.is_empty(ended) else self._copied(ended, after)
         return self._written[key]
 
     def _copied(self, automaton: ByteAutomaton, after: int) -> int:
