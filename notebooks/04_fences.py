@@ -50,6 +50,7 @@ from zllm_jax.experiment.plots import BLUE, GREEN, ORANGE, SKY, VERMILION
 from zllm_jax.fence import FencePool, compile_tokens, fence_mask, pack_positions, unpack_bits
 from zllm_jax.fence.schema import json_schema, with_error_variant
 from zllm_jax.runtime import Chunk, Fenced, Row, Runner, StateShape, keep_compilations, load_params
+from zllm_jax.runtime.fences import DeviceFences
 
 QUICK = bool(os.environ.get("ZLLM_QUICK"))
 plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False})
@@ -154,15 +155,15 @@ PERSON = {
 }
 person = compile_tokens(json_schema(PERSON).machine, vocabulary)
 print(f"{person.machine.num_states} states, {len(person.masks)} masks of {person.masks[0].nbytes:,} bytes each")
-pool = FencePool(vocabulary, 512)
+on_device = DeviceFences(FencePool(vocabulary, 512))
 device_mask = jax.jit(fence_mask)
 
 
 def legal_tokens(tables, text):
     """bool[V] after `text`, as the device's step sees it."""
-    place, _ = pool.load(tables)
+    place = on_device.load(tables)
     at = pack_positions([(place.states, place.returns, tables.machine.run(text))])
-    return unpack_bits(np.asarray(device_mask(pool.tables, at)), len(vocabulary))[0]
+    return unpack_bits(np.asarray(device_mask(on_device.tables, at)), len(vocabulary))[0]
 
 
 # %%

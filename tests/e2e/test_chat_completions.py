@@ -79,7 +79,9 @@ def streamed(chunks: Any) -> tuple[dict[str, Any], str, Any]:
     return message, reason, usage
 
 
-@pytest.mark.parametrize("name", ["required", pytest.param("named", marks=pytest.mark.slow), "allowed"])
+@pytest.mark.parametrize(
+    "name", ["allowed", *(pytest.param(name, marks=pytest.mark.slow) for name in ("required", "named"))]
+)
 def test_a_call_that_is_asked_for_comes_whole_and_streamed(client: openai.OpenAI, fenced: Engine, name: str) -> None:
     options = {"tools": TOOLS, "tool_choice": CHOICES[name], "parallel_tool_calls": False}
     whole = ask(client, fenced, **options)
@@ -100,6 +102,7 @@ def test_a_call_that_is_asked_for_comes_whole_and_streamed(client: openai.OpenAI
     assert usage.completion_tokens == whole.usage.completion_tokens
 
 
+@pytest.mark.slow
 def test_no_call_may_come_where_none_is_allowed(client: openai.OpenAI, fenced: Engine) -> None:
     answer = ask(client, fenced, tools=TOOLS, tool_choice="none", max_tokens=24)
     assert answer.choices[0].message.tool_calls is None

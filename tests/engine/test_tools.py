@@ -156,7 +156,7 @@ def test_a_model_without_a_dialect_says_why(talker: Make) -> None:
     [
         ({"tool_choice": "required", "tools": ()}, "there are no tools to call"),
         ({"tool_choice": NamedTool("walk")}, r"names 'walk', which is not among the tools \['weather', 'now'\]"),
-        ({"tool_choice": "any"}, "must be auto, none, required or a NamedTool"),
+        ({"tool_choice": "any"}, "must be auto, none, required, a NamedTool or AllowedTools"),
         ({"tool_choice": "required", "fence": Fence(regex="a")}, "leave the fence out, or set tool_choice to none"),
         ({"fence": Fence(regex="a")}, "leave the fence out, or set tool_choice to none"),
         ({"ignore_eos": True}, "ignore_eos cannot be used with tools"),
