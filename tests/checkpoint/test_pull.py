@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from zllm_jax.checkpoint import catalogue, is_pulled, known_models, open_checkpoint, open_tokenizer, pull, resolve
 from zllm_jax.checkpoint.catalogue import Beside, KnownModel, Part
+from zllm_jax.checkpoint.pull import _bytes_below
 from zllm_jax.errors import BadCheckpoint, DownloadFailed, ModelNotPulled, UnknownModel
 
 PIECES = (b"first" * 1000, b"second" * 1000)
@@ -210,3 +213,18 @@ def test_hub_without_its_extra(zllm_home: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     with pytest.raises(DownloadFailed, match=r"zllm-jax\[hub\]"):
         pull("hf:org/name")
+
+
+def test_progress_passes_over_folders_that_vanish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pip removes its temporary folders while their bytes are counted."""
+    (tmp_path / "kept").write_bytes(b"12")
+    (tmp_path / "gone").mkdir()
+    real = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if str(path).endswith("gone"):
+            raise FileNotFoundError(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert _bytes_below(tmp_path) == 2

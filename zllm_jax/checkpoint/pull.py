@@ -11,7 +11,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from zllm_jax.checkpoint.catalogue import HUB_COMPLETE, KnownModel, Part, find_model, hub_folder, is_pulled
@@ -147,11 +147,10 @@ def _again(model: KnownModel) -> str:
 
 def _bytes_below(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # pip moves files while we look
-            continue
+    for where, _, names in os.walk(folder):  # which passes over folders that vanish: pip moves files while we look
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.stat(os.path.join(where, name)).st_size
     return total
 
 
