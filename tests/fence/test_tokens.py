@@ -325,6 +325,21 @@ def test_a_full_pool_forgets_who_is_idle_and_refuses_beside_who_is_not() -> None
         pool.load(large)
 
 
+def test_a_grammar_that_could_not_be_written_is_written_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary = Vocabulary(PIECES, [EOS])
+    tables = compile_tokens(NUMBER, vocabulary)
+    fences = DeviceFences(FencePool(vocabulary, 64))
+    with monkeypatch.context() as broken:
+        broken.setattr(fences, "_write", lambda patch: [][0])
+        with pytest.raises(IndexError):
+            fences.load(tables)
+    place = fences.load(tables)
+    begin = pack_positions([(place.states, place.returns, NUMBER.begin)])
+    alone = Device(NUMBER, vocabulary)
+    there = unpack_bits(np.asarray(fence_mask(fences.tables, begin)), len(vocabulary))
+    np.testing.assert_array_equal(there, alone.legal(alone.at(NUMBER.begin)))
+
+
 @pytest.mark.parametrize("num_tokens", range(1, 66))
 def test_bits_are_packed_for_every_width(num_tokens: int) -> None:
     bits = np.random.default_rng(num_tokens).integers(0, 2, (3, num_tokens)).astype(np.bool_)

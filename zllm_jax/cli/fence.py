@@ -71,9 +71,9 @@ def _grammar_of(args: argparse.Namespace) -> Fence:
     return Fence(lark=text, **options) if args.kind == "lark" else Fence(regex=text.removesuffix("\n"), **options)
 
 
-def add_fence_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
+def add_fence_options(parser: argparse.ArgumentParser) -> None:
     """The options that say what an output must be."""
-    kind = parser.add_mutually_exclusive_group(required=required)
+    kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--schema", metavar="FILE.json", type=Path, help="JSON that satisfies this JSON Schema")
     kind.add_argument("--regex", metavar="PATTERN", help="a text that this ECMA pattern matches as a whole")
     kind.add_argument("--choice", action="append", metavar="TEXT", help="one of these texts; may be repeated")

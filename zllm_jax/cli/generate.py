@@ -67,7 +67,7 @@ def add(commands: Any) -> None:
     generate.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; may be repeated"
     )
-    add_fence_options(generate, required=False)
+    add_fence_options(generate)
     generate.add_argument(
         "--loop-guard",
         action=argparse.BooleanOptionalAction,

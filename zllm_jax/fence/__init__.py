@@ -6,8 +6,7 @@ Knows grammars, machines over bytes and their masks over a vocabulary. Must not 
 from zllm_jax.fence.automaton import DEAD, ByteAutomaton, choices, decimal_number
 from zllm_jax.fence.device import FREE, FenceState, FenceTables, fence_advance, fence_mask, pack_positions
 from zllm_jax.fence.forced import MIN_TOKENS, ForcedRuns, forced_text, may_force
-from zllm_jax.fence.grammar import Grammar, Refused, compile_grammar
-from zllm_jax.fence.grammars import Compiled, compile_fence
+from zllm_jax.fence.grammars import Compiled, Grammar, Refused, compile_fence, compile_grammar
 from zllm_jax.fence.guard import NO_TOKEN, LoopGuard, word_tokens
 from zllm_jax.fence.guard_device import (
     GuardRows,

@@ -93,6 +93,10 @@ class FencePool:
         self._loaded.move_to_end(tables.digest)
         return Place(one.spans["states"][0] - 1, one.spans["returns"][0]), patch
 
+    def forget(self, tables: TokenTables) -> None:
+        """Undo a `load` whose patch could not be written: the next one has it again."""
+        self._free(self._loaded.pop(tables.digest))
+
     def release(self, tables: TokenTables) -> None:
         self._loaded[tables.digest].users -= 1
 
@@ -110,13 +114,13 @@ class FencePool:
             idle = next((digest for digest, one in self._loaded.items() if not one.users), None)
             if idle is None:
                 raise Overloaded("the fences of running requests leave no room for another: try again later")
-            self._forget(self._loaded.pop(idle))
+            self._free(self._loaded.pop(idle))
         spans = {name: (first, need[name]) for name, first in found.items() if first is not None}
         for name, span in spans.items():
             self._rooms[name].taken = sorted([*self._rooms[name].taken, span])
         return spans
 
-    def _forget(self, one: _Loaded) -> None:
+    def _free(self, one: _Loaded) -> None:
         for name, span in one.spans.items():
             self._rooms[name].taken.remove(span)
 

@@ -27,7 +27,11 @@ class DeviceFences:
         """Raises as `FencePool.load` does. A failure of the device may leave `tables` without arrays."""
         where, patch = self._pool.load(tables)
         if patch is not None:
-            self._write(patch)
+            try:
+                self._write(patch)
+            except BaseException:
+                self._pool.forget(tables)
+                raise
         return where
 
     def release(self, tables: TokenTables) -> None:
