@@ -9,7 +9,8 @@ import pytest
 
 from zllm_jax.errors import BudgetExceeded, InvalidRequest, Overloaded, UnknownModel
 from zllm_jax.protocol import openai_chat_reply, openai_errors
-from zllm_jax.protocol.openai_chat import Call, parse_request
+from zllm_jax.protocol.openai_chat import ChatCall as Call
+from zllm_jax.protocol.openai_chat import parse_request
 from zllm_jax.protocol.openai_chat_reply import Reply
 from zllm_jax.testing import ByteTokenizer
 from zllm_jax.values import (

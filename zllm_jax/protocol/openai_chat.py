@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zllm_jax.errors import InvalidRequest
+from zllm_jax.protocol.call import Call
 from zllm_jax.protocol.openai_chat_tools import calls, check_together, response_format, tool_choice, tools
 from zllm_jax.protocol.reading import Json, kind, members, refuse_unless_neutral, required, typed
 from zllm_jax.values import (
@@ -65,17 +66,13 @@ _MESSAGE_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"annotations": ([],)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
-    """A request body, understood. `limited`: the client itself set how many tokens may be generated."""
+class ChatCall(Call):
+    """A Chat Completions body, understood."""
 
-    model: str
-    request: Request
-    stream: bool = False
     include_usage: bool = False
-    limited: bool = False
 
 
-def parse_request(body: Any, *, default_max_tokens: int, request_id: str | None = None) -> Call:
+def parse_request(body: Any, *, default_max_tokens: int, request_id: str | None = None) -> ChatCall:
     """Understand a Chat Completions body. Raises `InvalidRequest` with the parameter's name in `param`."""
     given = members(body, "")
     _refuse_unsupported(given)
@@ -101,7 +98,7 @@ def parse_request(body: Any, *, default_max_tokens: int, request_id: str | None 
         fence=fence,
         request_id=request_id,
     )
-    return Call(
+    return ChatCall(
         model=required(given, "model", str),
         request=request,
         stream=stream,

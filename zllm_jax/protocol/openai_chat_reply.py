@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zllm_jax.protocol.openai_chat import Call
+from zllm_jax.protocol.openai_chat import ChatCall
 from zllm_jax.values import CallDelta, Delta, Envelope, Status, TokenLogprob, ToolCall, Usage
 
 Json = dict[str, Any]
@@ -22,7 +22,7 @@ class Reply:
     created: Unix seconds. token_bytes: the bytes of a token id (empty for one that stands for no text).
     """
 
-    call: Call
+    call: ChatCall
     completion_id: str
     created: int
     token_bytes: Callable[[int], bytes]

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from zllm_jax.errors import InvalidRequest, Overloaded, UnknownModel, ZllmError
-from zllm_jax.values import Envelope, Status
+from zllm_jax.protocol.ending import failure_of
+from zllm_jax.values import Envelope
 
 Json = dict[str, Any]
-ANSWERS = frozenset({Status.COMPLETED, Status.TRUNCATED, Status.REFUSED})
 
-_PARAMS = {"fence": "response_format"}  # what this protocol calls the engine's
+_CODE_OF_STATUS: Mapping[int, str] = {
+    401: "invalid_api_key",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "request_too_large",
+}
 
 
 def failure(envelope: Envelope) -> Json | None:
     """The error object of an envelope that has no answer to show, else None."""
-    if envelope.status in ANSWERS:
+    if (failed := failure_of(envelope)) is None:
         return None
-    why = f": {envelope.error}" if envelope.error else ""
-    code = "deadline_exceeded" if envelope.telemetry.deadline_exceeded else envelope.status.value.lower()
-    return error_body(f"the call ended as {envelope.status.value}{why}", kind="server_error", code=code)
+    message, code = failed
+    return error_body(message, kind="server_error", code=code)
 
 
-def error_object(error: Exception) -> Json:
-    """The error object of an exception; one that is no `ZllmError` is not described to the client."""
+def error_object(error: Exception, params: Mapping[str, str] | None = None) -> Json:
+    """The error object of an exception; one that is no `ZllmError` is not described to the client.
+
+    params: what the endpoint calls the engine's parameters, where it has other names for them.
+    """
     if not isinstance(error, ZllmError):
         return error_body("internal error", kind="server_error", code="internal_error")
     kind = "server_error"
@@ -32,7 +41,13 @@ def error_object(error: Exception) -> Json:
     elif isinstance(error, Overloaded):
         kind = "rate_limit_error"
     param = getattr(error, "param", None)
-    return error_body(str(error), kind=kind, code=error.code, param=_PARAMS.get(param or "", param))
+    return error_body(str(error), kind=kind, code=error.code, param=(params or {}).get(param or "", param))
+
+
+def http_error(status: int, message: str) -> Json:
+    """The error object of an HTTP status that no call caused."""
+    code = _CODE_OF_STATUS.get(status, "invalid_request")
+    return error_body(message, kind="invalid_request_error", code=code)
 
 
 def error_body(message: str, *, kind: str, code: str, param: str | None = None) -> Json:

@@ -16,11 +16,10 @@ from zllm_jax.metrics import CONTENT_TYPE
 from zllm_jax.protocol import openai_chat_reply
 from zllm_jax.server.auth import RequireKey
 from zllm_jax.server.body import Limits
-from zllm_jax.server.chat import ChatCompletions, new_id
+from zllm_jax.server.calls import DEFAULT_MAX_TOKENS, Calls, new_id
+from zllm_jax.server.chat import ChatCompletions
 from zllm_jax.server.engine import Engine
 from zllm_jax.server.errors import HANDLERS, json_response
-
-DEFAULT_MAX_TOKENS = 1024
 
 
 def create_app(
@@ -40,9 +39,10 @@ def create_app(
     if api_key is not None and not api_key.strip():
         raise ConfigError("api_key is empty: give a key, or None to serve without one")
     started = int(clock())
-    chat = ChatCompletions(
-        engine, limits=limits or Limits(), default_max_tokens=default_max_tokens, clock=clock, new_id=new_id
+    calls = Calls(
+        engine=engine, limits=limits or Limits(), default_max_tokens=default_max_tokens, clock=clock, new_id=new_id
     )
+    chat = ChatCompletions(calls)
 
     async def models(_: HttpRequest) -> Response:
         return json_response(openai_chat_reply.model_list([engine.model_name], created=started))

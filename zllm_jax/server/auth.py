@@ -35,5 +35,11 @@ class RequireKey:
         return hmac.compare_digest(_digest(key.strip()), self.digest) and scheme.lower() == "bearer"
 
 
+def tenant_of(scope: Scope) -> str:
+    """Whose request it is: empty where no key was asked for."""
+    tenant: str = scope.get("state", {}).get("tenant", "")
+    return tenant
+
+
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from zllm_jax.errors import InvalidRequest, Overloaded, UnknownModel, ZllmError
-from zllm_jax.protocol import openai_errors
+from zllm_jax.protocol import anthropic_errors, openai_errors
 from zllm_jax.server.disconnect import ClientGone
 from zllm_jax.server.sse import encode_json
 from zllm_jax.values import Envelope, Status
@@ -32,12 +32,10 @@ _STATUS_OF_ENVELOPE: Mapping[Status, int] = {
     Status.REJECTED: 500,
     Status.FAULTED: 500,
 }
-_CODE_OF_STATUS: Mapping[int, str] = {
-    401: "invalid_api_key",
-    404: "not_found",
-    405: "method_not_allowed",
-    408: "request_timeout",
-    413: "request_too_large",
+# By the beginning of the path: what an endpoint calls the engine's parameters.
+_PARAMS: Mapping[str, Mapping[str, str]] = {
+    "/v1/chat/completions": {"fence": "response_format"},
+    "/v1/responses": {"fence": "text.format", "messages": "input"},
 }
 
 
@@ -45,33 +43,44 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
     return Response(encode_json(content), status, headers=headers, media_type="application/json")
 
 
-def failed_response(envelope: Envelope) -> Response | None:
-    """The HTTP error of an envelope that has no answer to show, else None."""
-    body = openai_errors.failure(envelope)
+def failed_response(envelope: Envelope, failure: Callable[[Envelope], Any]) -> Response | None:
+    """The HTTP error of an envelope that has no answer to show, as the protocol's `failure` says it; else None."""
+    body = failure(envelope)
     return None if body is None else json_response(body, _STATUS_OF_ENVELOPE[envelope.status])
 
 
-async def on_zllm_error(_: HttpRequest, error: Exception) -> Response:
+async def on_zllm_error(request: HttpRequest, error: Exception) -> Response:
     status = next(status for kind, status in _STATUS_OF_ERROR if isinstance(error, kind))
     if status >= 500:
         log.error("request failed: %s", error)
     headers = {"retry-after": str(RETRY_AFTER_S)} if isinstance(error, Overloaded) else None
-    return json_response(openai_errors.error_object(error), status, headers)
+    return json_response(error_object(request.url.path, error), status, headers)
 
 
-async def on_http_error(_: HttpRequest, error: Exception) -> Response:
+async def on_http_error(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    code = _CODE_OF_STATUS.get(error.status_code, "invalid_request")
-    body = openai_errors.error_body(error.detail, kind="invalid_request_error", code=code)
-    return json_response(body, error.status_code, error.headers)
+    spoken = anthropic_errors if _speaks_messages(request.url.path) else openai_errors
+    return json_response(spoken.http_error(error.status_code, error.detail), error.status_code, error.headers)
 
 
 async def on_client_gone(_: HttpRequest, __: Exception) -> Response:
     return Response(status_code=499)  # nobody reads it; the access log shows it
 
 
-async def on_unexpected(_: HttpRequest, error: Exception) -> Response:
-    return json_response(openai_errors.error_object(error), 500)
+async def on_unexpected(request: HttpRequest, error: Exception) -> Response:
+    return json_response(error_object(request.url.path, error), 500)
+
+
+def error_object(path: str, error: Exception) -> Any:
+    """An exception in the shape of the protocol that is spoken at a path."""
+    if _speaks_messages(path):
+        return anthropic_errors.error_object(error)
+    params = next((names for start, names in _PARAMS.items() if path.startswith(start)), None)
+    return openai_errors.error_object(error, params)
+
+
+def _speaks_messages(path: str) -> bool:
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 HANDLERS: Mapping[Any, Any] = {

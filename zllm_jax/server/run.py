@@ -7,8 +7,9 @@ import ipaddress
 import uvicorn
 
 from zllm_jax.errors import ConfigError
-from zllm_jax.server.app import DEFAULT_MAX_TOKENS, create_app
+from zllm_jax.server.app import create_app
 from zllm_jax.server.body import Limits
+from zllm_jax.server.calls import DEFAULT_MAX_TOKENS
 from zllm_jax.server.engine import Engine
 
 DRAIN_TIMEOUT_S = 10

@@ -2,45 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import codecs
 import threading
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 from zllm_jax.errors import BudgetExceeded
 from zllm_jax.metrics import Metrics
-from zllm_jax.testing.models import ByteTokenizer, made_up_logprob
+from zllm_jax.testing.models import ByteTokenizer
+from zllm_jax.testing.script import Script
 from zllm_jax.values import (
     Delta,
     Envelope,
     Request,
-    Status,
-    Telemetry,
-    Tier,
-    Timing,
-    TokenLogprob,
-    Usage,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Script:
-    """What the model says to one request.
-
-    tokens: what it would generate before EOS. error: raised, if any, in place of token number `error_after`.
-    status: how the call ends once everything is said (a limit or a stop sequence of the request may end it before).
-    """
-
-    tokens: tuple[int, ...]
-    cached_tokens: int = 0
-    status: Status = Status.COMPLETED
-    error: Exception | None = None
-    error_after: int = 0
 
 
 class ScriptedEngine:
@@ -96,7 +72,9 @@ class ScriptedEngine:
         if not self._scripts:
             raise RuntimeError("ScriptedEngine has nothing to say: call say() once for each request")
         self.requests.append(request)
-        call = _Call(request, self._scripts.popleft(), prompt_tokens)
+        from zllm_jax.testing.call import ScriptedCall  # reads as the engine does, and with it comes jax
+
+        call = ScriptedCall(request, self._scripts.popleft(), prompt_tokens)
         try:
             async with aclosing(call.run(self.step_s)) as deltas:
                 async for delta in deltas:
@@ -117,78 +95,3 @@ class ScriptedEngine:
         with self._ended:
             self.envelopes.append(envelope)
             self._ended.notify_all()
-
-
-class _Call:
-    """One scripted call under way. Its status is CANCELED until it has come to its end."""
-
-    def __init__(self, request: Request, script: Script, prompt_tokens: int) -> None:
-        self.request = request
-        self.script = script
-        self.tokens: list[int] = []
-        self.text = ""
-        self.status = Status.CANCELED
-        self.finish = "canceled"
-        self.usage = Usage(
-            prompt_tokens=prompt_tokens,
-            cached_tokens=script.cached_tokens,
-            tier=Tier.RESIDENT if script.cached_tokens else Tier.COLD,
-        )
-        self.decode_s = 0.0
-
-    async def run(self, step_s: float) -> AsyncGenerator[Delta, None]:
-        planned, text, status, finish = self._plan()
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        started_s = time.perf_counter()
-        for token in planned:
-            await asyncio.sleep(step_s)
-            self.decode_s = time.perf_counter() - started_s
-            self._raise_if_due()
-            self.tokens.append(token)
-            piece = decoder.decode(bytes([token]))[: len(text) - len(self.text)]
-            self.text += piece
-            yield Delta(text=piece, tokens=(token,), logprobs=self._logprobs([token]))
-        self._raise_if_due()
-        rest, self.text = text[len(self.text) :], text
-        self.status, self.finish = status, finish
-        yield Delta(text=rest, envelope=self.envelope())
-
-    def envelope(self) -> Envelope:
-        """How the call stands now."""
-        return Envelope(
-            request_id=self.request.request_id or "",
-            status=self.status,
-            tokens=tuple(self.tokens),
-            text=self.text,
-            usage=Usage(
-                prompt_tokens=self.usage.prompt_tokens,
-                cached_tokens=self.usage.cached_tokens,
-                generated_tokens=len(self.tokens),
-                tier=self.usage.tier,
-            ),
-            timing=Timing(decode_s=self.decode_s),
-            telemetry=Telemetry(sampling=self.request.sampling, finish=self.finish),
-            logprobs=self._logprobs(self.tokens),
-            conversation=self.request.conversation,
-        )
-
-    def _plan(self) -> tuple[tuple[int, ...], str, Status, str]:
-        """What will be generated: tokens, text, status, finish. The script is known, so stops are found beforehand."""
-        tokens = self.script.tokens[: self.request.max_tokens]
-        text = bytes(tokens).decode(errors="replace")
-        ends = [(at + len(stop), at) for stop in self.request.stop if (at := text.find(stop)) >= 0]
-        if ends:
-            end, at = min(ends)
-            return tokens[: len(text[:end].encode())], text[:at], Status.COMPLETED, "stop"
-        if len(tokens) < len(self.script.tokens):
-            return tokens, text, Status.TRUNCATED, "max_tokens"
-        return tokens, text, self.script.status, "eos"
-
-    def _raise_if_due(self) -> None:
-        if self.script.error is not None and len(self.tokens) == self.script.error_after:
-            self.status, self.finish = Status.FAULTED, "fault"
-            raise self.script.error
-
-    def _logprobs(self, tokens: Sequence[int]) -> tuple[TokenLogprob, ...]:
-        count = self.request.sampling.logprobs
-        return () if count is None else tuple(made_up_logprob(token, count) for token in tokens)
