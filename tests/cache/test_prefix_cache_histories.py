@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 import tempfile
 from pathlib import Path
 
@@ -116,8 +117,13 @@ class Histories(RuleBasedStateMachine):
             held = len(cache._residents) + len(self.running)
             assert cache.report()["rings"]["free"] == capacity.num_rings - held
         assert cache._snapshots is not None
-        cache._snapshots.settle()
-        assert {entry["id"] for entry in cache.report()["disk"]} == set(cache._snapshots)
+        patience_ends = time.monotonic() + 20  # what is still being saved enters the list at any moment
+        while True:
+            cache._snapshots.settle()
+            listed, indexed = {entry["id"] for entry in cache.report()["disk"]}, set(cache._snapshots)
+            if listed == indexed or time.monotonic() > patience_ends:
+                break
+        assert listed == indexed
 
     def teardown(self) -> None:
         for turn in self.running:
