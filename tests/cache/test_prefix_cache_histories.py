@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import time
 import tempfile
+import time
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
