@@ -55,12 +55,12 @@ def tool_choice(given: Mapping[str, Any]) -> ToolChoice:
     type_ = choice.get("type")
     if type_ == "tool":
         return NamedTool(required(choice, "name", str, prefix="tool_choice."))
-    if type_ == "none" and not given.get("tools"):
-        return "auto"
-    if type_ == "auto" or type_ == "none":
-        return type_
     if type_ == "any":
         return "required"
+    if type_ == "auto":
+        return "auto"
+    if type_ == "none":
+        return "none" if given.get("tools") else "auto"
     raise InvalidRequest(
         f"tool_choice.type is {reprlib.repr(type_)}, must be auto, any, tool or none", param="tool_choice.type"
     )
