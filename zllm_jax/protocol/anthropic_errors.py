@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zllm_jax.errors import InvalidRequest, Overloaded, UnknownModel, ZllmError
+from zllm_jax.errors import BudgetExceeded, InvalidRequest, Overloaded, UnknownModel, ZllmError
 from zllm_jax.protocol.ending import failure_of
 from zllm_jax.values import Envelope
 
@@ -35,6 +35,10 @@ def error_object(error: Exception) -> Json:
     """The error object of an exception; one that is no `ZllmError` is not described to the client."""
     if not isinstance(error, ZllmError):
         return error_body("internal error", kind="api_error")
+    if isinstance(error, BudgetExceeded):  # of the prompt alone: a limit is lowered to what fits
+        # Clients look for these first words, and then shorten the conversation by themselves.
+        said = f"prompt is too long: {error.prompt_tokens} tokens > {error.budget_tokens - 1} maximum"
+        return error_body(f"{said}, which leaves one for the answer", kind="invalid_request_error")
     kind = "api_error"
     if isinstance(error, UnknownModel):
         kind = "not_found_error"

@@ -20,6 +20,7 @@ from zllm_jax.server.calls import DEFAULT_MAX_TOKENS, Calls, new_id
 from zllm_jax.server.chat import ChatCompletions
 from zllm_jax.server.engine import Engine
 from zllm_jax.server.errors import HANDLERS, json_response
+from zllm_jax.server.messages import Messages, WithRequestId
 
 
 def create_app(
@@ -43,6 +44,7 @@ def create_app(
         engine=engine, limits=limits or Limits(), default_max_tokens=default_max_tokens, clock=clock, new_id=new_id
     )
     chat = ChatCompletions(calls)
+    messages, identified = Messages(calls), [Middleware(WithRequestId, new_id=new_id)]
 
     async def models(_: HttpRequest) -> Response:
         return json_response(openai_chat_reply.model_list([engine.model_name], created=started))
@@ -68,6 +70,8 @@ def create_app(
     return Starlette(
         routes=[
             Route("/v1/chat/completions", chat.respond, methods=["POST"]),
+            Route("/v1/messages", messages.respond, methods=["POST"], middleware=identified),
+            Route("/v1/messages/count_tokens", messages.count, methods=["POST"], middleware=identified),
             Route("/v1/models", models, methods=["GET"]),
             Route("/v1/models/{name:path}", model, methods=["GET"]),
             Route("/v1/cache", cache, methods=["GET"]),

@@ -53,13 +53,19 @@ class Calls:
 
     async def open(self, call: Call) -> tuple[Delta, AsyncGenerator[Delta, None]]:
         """Start a call: its first delta, and the stream of the others, which the caller must close."""
+        _, first, rest = await self.fit(call)
+        return first, rest
+
+    async def fit(self, call: C) -> tuple[C, Delta, AsyncGenerator[Delta, None]]:
+        """`open`, and the call as it runs: with the `max_tokens` that fit."""
         try:
-            return await self._start(call)
+            return call, *await self._start(call)
         except BudgetExceeded as error:
             left = error.budget_tokens - error.prompt_tokens
             if call.limited or left < 1:
                 raise
-            return await self._start(replace(call, request=replace(call.request, max_tokens=left)))
+            fitting = replace(call, request=replace(call.request, max_tokens=left))
+            return fitting, *await self._start(fitting)
 
     async def whole(self, call: Call) -> Envelope:
         """Run a call to its end."""

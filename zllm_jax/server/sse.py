@@ -19,6 +19,11 @@ def event(data: Mapping[str, Any] | str) -> bytes:
     return f"data: {text}\n\n".encode()
 
 
+def named_event(data: Mapping[str, Any]) -> bytes:
+    """One event that carries its `type` as its name, too."""
+    return f"event: {data['type']}\n".encode() + event(data)
+
+
 def encode_json(value: Any) -> bytes:
     """JSON as this server writes it everywhere: UTF-8, no spaces, no NaN."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
@@ -32,8 +37,8 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
         del self.headers["content-length"]
         self.events = events
 
