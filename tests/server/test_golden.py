@@ -1,4 +1,4 @@
-"""Answers byte for byte: tests/golden/openai_chat/<case>/{request.json, script.json, response.txt}.
+"""Answers byte for byte: tests/golden/<protocol>/<case>/{request.json, script.json, response.txt}.
 
 ZLLM_WRITE_GOLDENS=1 rewrites the responses; read the difference before committing it.
 """
@@ -17,10 +17,14 @@ from zllm_jax.server import create_app
 from zllm_jax.testing import ScriptedEngine
 from zllm_jax.values import Status
 
-CASES = sorted((Path(__file__).parents[1] / "golden" / "openai_chat").iterdir())
+PATHS = {
+    "anthropic_messages": "/v1/messages",
+    "openai_chat": "/v1/chat/completions",
+}
+CASES = sorted(case for protocol in PATHS for case in (Path(__file__).parents[1] / "golden" / protocol).iterdir())
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.parent.name}-{case.name}")
 def test_golden(case: Path) -> None:
     engine = ScriptedEngine()
     if (script_file := case / "script.json").exists():
@@ -31,7 +35,7 @@ def test_golden(case: Path) -> None:
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.post("/v1/chat/completions", content=(case / "request.json").read_bytes())
+            return await client.post(PATHS[case.parent.name], content=(case / "request.json").read_bytes())
 
     response = asyncio.run(ask())
     head = f"{response.status_code} {response.headers['content-type']}\n\n"
@@ -43,4 +47,5 @@ def test_golden(case: Path) -> None:
 
 
 def test_there_are_goldens() -> None:
-    assert len(CASES) >= 11
+    for protocol in PATHS:
+        assert sum(case.parent.name == protocol for case in CASES) >= 11
