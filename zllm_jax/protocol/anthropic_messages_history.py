@@ -147,8 +147,8 @@ def _block(block: Any, param: str, where: str) -> Json:
     known = _BLOCKS[where]
     if given.get("type") not in known:
         raise InvalidRequest(
-            f"{param} is a block of type {reprlib.repr(given.get('type'))}, only {', '.join(known)} can be there",
-            param=f"{param}.type",
+            f"{param} is a block of type {reprlib.repr(given.get('type'))}, what can be there is {', '.join(known)}",
+            param=param,
         )
     for name in given:
         if name not in _FIELDS[given["type"]] and name not in ("type", "cache_control"):
