@@ -14,6 +14,10 @@ from zllm_jax.errors import InvalidRequest, NotReleased
 
 Message = Mapping[str, Any]
 
+# Of header lines ("name: value") in front of an instruction that change with every request and say nothing to a model:
+# their names, lower case. Claude Code sends the version, the entry point and a nonce in one.
+VOLATILE_HEADERS = ("x-anthropic-billing-header",)
+
 
 class Status(StrEnum):
     """How a call ended. The set is closed; only COMPLETED may be acted on."""

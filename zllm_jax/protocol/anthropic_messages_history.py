@@ -12,10 +12,9 @@ import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from zllm_jax.dialect import VOLATILE_HEADERS
 from zllm_jax.errors import InvalidRequest
 from zllm_jax.protocol.reading import Json, kind, members, required, typed
-from zllm_jax.values import Message
+from zllm_jax.values import VOLATILE_HEADERS, Message
 
 # What stands before the text of a result that `is_error`: templates know no such flag.
 ERROR_PREFIX = "Error: "
