@@ -14,6 +14,10 @@ from zllm_jax.errors import InvalidRequest, NotReleased
 
 Message = Mapping[str, Any]
 
+# Of header lines ("name: value") in front of an instruction that change with every request and say nothing to a model:
+# their names, lower case. Claude Code sends the version, the entry point and a nonce in one.
+VOLATILE_HEADERS = ("x-anthropic-billing-header",)
+
 
 class Status(StrEnum):
     """How a call ended. The set is closed; only COMPLETED may be acted on."""
@@ -169,6 +173,8 @@ class Request:
     stop: texts that end the output (not part of it). ignore_eos: keep going after EOS, for measurements.
     cache: look the prompt up in the prefix cache and keep the finished state (False: neither).
     conversation: a hint where to look first; tokens are always compared.
+    share_prompt: whether others may reuse the prompt's state from the first token on, and not only from the end on; for
+    several answers to one prompt.
     tenant: whose request it is: cached states are never shared between tenants, and each gets its fair share.
     priority: higher ones are admitted first.
     tools: on offer, each `{"type": "function", "function": {"name", "description", "parameters"}}`. What may come of
@@ -192,6 +198,7 @@ class Request:
     timeout_s: float | None = None
     cache: bool = True
     conversation: str | None = None
+    share_prompt: bool = False
     tenant: str = ""
     priority: int = 0
     tools: tuple[Mapping[str, Any], ...] = ()

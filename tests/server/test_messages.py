@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import anthropic
 import httpx
@@ -390,3 +393,21 @@ def test_claude_code_is_served(client: anthropic.Anthropic, url: str, engine: Sc
     assert third[len(first)]["content"] == 2 * second[len(first)]["content"]  # two turns merged
     assert third[len(first) + 1] == second[len(first) + 1]
     assert engine.requests[0].tools == engine.requests[1].tools == engine.requests[2].tools
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_cancels_its_call(url: str, engine: ScriptedEngine, stream: bool) -> None:
+    engine.step_s = 0.05
+    engine.say("x" * 400)
+    where = urlsplit(url)
+    raw = json.dumps(options(stream=stream)).encode()
+    head = f"POST /v1/messages HTTP/1.1\r\nhost: {where.netloc}\r\ncontent-length: {len(raw)}\r\n\r\n"
+    with socket.create_connection((where.hostname, where.port), timeout=10) as gone:
+        gone.sendall(head.encode() + raw)
+        if stream:
+            assert gone.recv(4096).startswith(b"HTTP/1.1 200")
+        while not engine.requests:
+            time.sleep(0.01)
+    (envelope,) = engine.wait_ended(1)
+    assert envelope.status is Status.CANCELED
+    assert len(envelope.tokens) < 100

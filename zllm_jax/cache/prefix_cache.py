@@ -200,6 +200,20 @@ class PrefixCache:
         self._residents.pages.share(pages)
         self._keep(lease, tokens, pages, ring, turn_end=False)
 
+    def share(self, lease: Lease, prompt: np.ndarray) -> None:
+        """Let others reuse the prompt i32[S] of a lease that goes on: its whole pages, if its state can be cut there.
+
+        Of a state with rings, others find its checkpoints.
+        """
+        whole = len(prompt) // self._capacity.page_tokens
+        tokens = prompt[: whole * self._capacity.page_tokens]
+        known = self._residents.longest(tokens, lease.tenant) if whole else None
+        if not whole or not self._capacity.truncatable or (known is not None and known.common == len(tokens)):
+            return
+        pages = lease.pages[:whole]
+        self._residents.pages.share(pages)
+        self._keep(lease, tokens, pages, None, turn_end=False)
+
     def finish(self, lease: Lease, tokens: np.ndarray) -> str | None:
         """Keep the state of `tokens` i32[S] (exactly the rows that are in the lease). Returns its id."""
         if len(tokens) == 0 or lease.restoring is not None:

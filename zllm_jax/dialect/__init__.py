@@ -10,7 +10,8 @@ from zllm_jax.dialect.tool_dialects import DIALECTS, Spoken, ToolDialects, call_
 from zllm_jax.dialect.tool_fence import call_machine
 from zllm_jax.dialect.tool_parser import ToolParser
 from zllm_jax.dialect.tools import tools_of
-from zllm_jax.dialect.volatile import VOLATILE_HEADERS, without_volatile
+from zllm_jax.dialect.volatile import without_volatile
+from zllm_jax.values import VOLATILE_HEADERS
 
 __all__ = [
     "DIALECTS",

@@ -10,8 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Names of header lines ("name: value"), lower case. Claude Code sends the version, the entry point and a nonce in one.
-VOLATILE_HEADERS = ("x-anthropic-billing-header",)
+from zllm_jax.values import VOLATILE_HEADERS
 
 _LINES = re.compile(rf"\A(?:(?:{'|'.join(map(re.escape, VOLATILE_HEADERS))}):[^\n]*(?:\n|\Z))+", re.IGNORECASE)
 _INSTRUCTING = ("system", "developer")

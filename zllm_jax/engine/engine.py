@@ -123,6 +123,7 @@ class Engine:
             tenant=request.tenant,
             priority=request.priority,
             conversation=request.conversation,
+            share_prompt=request.share_prompt,
             fence=None if fence is None else fence.followed,
             watch=self._watch(request, prompt),
             forced=self._forced if self._append_runs else None,

@@ -12,10 +12,9 @@ import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from zllm_jax.dialect import VOLATILE_HEADERS
 from zllm_jax.errors import InvalidRequest
 from zllm_jax.protocol.reading import Json, kind, members, required, typed
-from zllm_jax.values import Message
+from zllm_jax.values import VOLATILE_HEADERS, Message
 
 # What stands before the text of a result that `is_error`: templates know no such flag.
 ERROR_PREFIX = "Error: "
@@ -147,8 +146,8 @@ def _block(block: Any, param: str, where: str) -> Json:
     known = _BLOCKS[where]
     if given.get("type") not in known:
         raise InvalidRequest(
-            f"{param} is a block of type {reprlib.repr(given.get('type'))}, only {', '.join(known)} can be there",
-            param=f"{param}.type",
+            f"{param} is a block of type {reprlib.repr(given.get('type'))}, what can be there is {', '.join(known)}",
+            param=param,
         )
     for name in given:
         if name not in _FIELDS[given["type"]] and name not in ("type", "cache_control"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zllm_jax.errors import InvalidRequest
@@ -23,6 +23,8 @@ from zllm_jax.values import (
 )
 
 MAX_STOP = 4
+MAX_CHOICES = 16
+_SEED_STEP = 0x9E3779B97F4A7C15  # far from the seeds that clients count through
 
 _SAMPLING = (
     "temperature",
@@ -36,13 +38,12 @@ _SAMPLING = (
 )
 _HINTS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_retention"})
 _READ = frozenset(
-    {"model", "messages", "max_tokens", "max_completion_tokens", "stop", "logit_bias", "logprobs", "top_logprobs"}
+    {"model", "messages", "n", "max_tokens", "max_completion_tokens", "stop", "logit_bias", "logprobs", "top_logprobs"}
     | {"stream", "stream_options", "prompt_cache_key", "ignore_eos", *_SAMPLING}
     | {"tools", "tool_choice", "parallel_tool_calls", "response_format"}
 )
 # Parameters without an implementation, each with the values that ask for nothing.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -67,9 +68,28 @@ _MESSAGE_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"annotations": ([],)}
 
 @dataclass(frozen=True, kw_only=True)
 class ChatCall(Call):
-    """A Chat Completions body, understood."""
+    """A Chat Completions body, understood. num_choices: how many answers are asked for."""
 
     include_usage: bool = False
+    num_choices: int = 1
+
+    def choices(self) -> tuple[ChatCall, ...]:
+        """One call for each answer. The first is as it would be alone; equal requests with a seed get equal answers."""
+        if self.num_choices == 1:
+            return (self,)
+        first = replace(self.request, share_prompt=True)
+        return tuple(replace(self, request=_nth(first, index), num_choices=1) for index in range(self.num_choices))
+
+
+def _nth(request: Request, index: int) -> Request:
+    """The request of another answer: with a seed and a name of its own, from which the ids of its calls follow."""
+    if index == 0:
+        return request
+    name = None if request.request_id is None else f"{request.request_id}-{index}"
+    seed = request.sampling.seed
+    if seed is not None:
+        seed = (seed + index * _SEED_STEP) % 2**64
+    return replace(request, request_id=name, share_prompt=False, sampling=replace(request.sampling, seed=seed))
 
 
 def parse_request(body: Any, *, default_max_tokens: int, request_id: str | None = None) -> ChatCall:
@@ -104,6 +124,7 @@ def parse_request(body: Any, *, default_max_tokens: int, request_id: str | None 
         stream=stream,
         include_usage=_include_usage(given, stream),
         limited=max_tokens is not None,
+        num_choices=_num_choices(given),
     )
 
 
@@ -128,6 +149,13 @@ def _max_tokens(given: Mapping[str, Any]) -> int | None:
             param="max_tokens",
         )
     return values.pop() if values else None
+
+
+def _num_choices(given: Mapping[str, Any]) -> int:
+    value = given.get("n", 1)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_CHOICES:
+        raise InvalidRequest(f"n is {reprlib.repr(value)}, must be an integer in [1, {MAX_CHOICES}]", param="n")
+    return value
 
 
 def _logit_bias(given: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:

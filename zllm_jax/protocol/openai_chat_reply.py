@@ -27,41 +27,49 @@ class Reply:
     created: int
     token_bytes: Callable[[int], bytes]
 
-    def completion(self, envelope: Envelope) -> Json:
-        """The `chat.completion` object of an envelope for which `failure` is None."""
+    def completion(self, *envelopes: Envelope) -> Json:
+        """The `chat.completion` object of the choices' envelopes, for none of which there is a `failure`."""
+        choices = [self._choice(index, envelope) for index, envelope in enumerate(envelopes)]
+        return self._object("chat.completion", choices) | {"usage": usage_object(*(one.usage for one in envelopes))}
+
+    def _choice(self, index: int, envelope: Envelope) -> Json:
         message: Json = {"role": "assistant", "content": envelope.text, "refusal": None}
         if envelope.reasoning:
             message["reasoning_content"] = envelope.reasoning
         if envelope.calls:
             message |= {"content": envelope.text or None, "tool_calls": [_call(one) for one in envelope.calls]}
-        choice = {
-            "index": 0,
+        return {
+            "index": index,
             "message": message,
             "logprobs": self._logprobs(envelope.logprobs),
             "finish_reason": _finish_reason(envelope),
         }
-        return self._object("chat.completion", [choice]) | {"usage": usage_object(envelope.usage)}
 
-    def opening(self) -> Json:
-        """The first chunk of a stream: who speaks."""
-        return self._chunk({"role": "assistant", "content": "", "refusal": None})
+    def opening(self, index: int = 0) -> Json:
+        """The first chunk of a choice: who speaks."""
+        return self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
 
-    def chunks(self, delta: Delta) -> Iterator[Json]:
-        """The chunks that one delta becomes: its text, and at the end the reason and, if asked for, the usage."""
+    def chunks(self, delta: Delta, index: int = 0) -> Iterator[Json]:
+        """The chunks that one delta of a choice becomes: its reasoning, text and calls, and at the end the reason."""
         if delta.reasoning:
-            yield self._chunk({"reasoning_content": delta.reasoning})
+            yield self._chunk(index, {"reasoning_content": delta.reasoning})
         if delta.text or (delta.logprobs and self.call.request.sampling.logprobs is not None):
-            yield self._chunk({"content": delta.text}, logprobs=self._logprobs(delta.logprobs))
+            yield self._chunk(index, {"content": delta.text}, logprobs=self._logprobs(delta.logprobs))
         for piece in delta.calls:
             if piece.id or piece.arguments:
-                yield self._chunk({"tool_calls": [_call_piece(piece)]})
+                yield self._chunk(index, {"tool_calls": [_call_piece(piece)]})
         if delta.envelope is not None:
-            yield self._chunk({}, finish_reason=_finish_reason(delta.envelope))
-            if self.call.include_usage:
-                yield self._object("chat.completion.chunk", []) | {"usage": usage_object(delta.envelope.usage)}
+            yield self._chunk(index, {}, finish_reason=_finish_reason(delta.envelope))
 
-    def _chunk(self, delta: Json, *, logprobs: Json | None = None, finish_reason: str | None = None) -> Json:
-        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+    def closing(self, usages: Sequence[Usage]) -> Iterator[Json]:
+        """The last chunk of a stream, if asked for: the usage of all choices."""
+        if self.call.include_usage:
+            yield self._object("chat.completion.chunk", []) | {"usage": usage_object(*usages)}
+
+    def _chunk(
+        self, index: int, delta: Json, *, logprobs: Json | None = None, finish_reason: str | None = None
+    ) -> Json:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         chunk = self._object("chat.completion.chunk", [choice])
         return chunk | {"usage": None} if self.call.include_usage else chunk
 
@@ -110,13 +118,17 @@ def _call_piece(piece: CallDelta) -> Json:
     return {"index": piece.index, **who, "function": {**name, "arguments": piece.arguments}}
 
 
-def usage_object(usage: Usage) -> Json:
-    """Token counts; `prompt_tokens` includes the cached ones, as this protocol defines it."""
+def usage_object(first: Usage, *others: Usage) -> Json:
+    """Token counts of one or more answers to a prompt, which is counted once: as the first found it.
+
+    `prompt_tokens` includes the cached ones, as this protocol defines it.
+    """
+    generated = sum(usage.generated_tokens for usage in (first, *others))
     return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.generated_tokens,
-        "total_tokens": usage.prompt_tokens + usage.generated_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens": first.prompt_tokens,
+        "completion_tokens": generated,
+        "total_tokens": first.prompt_tokens + generated,
+        "prompt_tokens_details": {"cached_tokens": first.cached_tokens},
     }
 
 

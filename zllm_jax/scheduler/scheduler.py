@@ -222,6 +222,7 @@ class Scheduler:
         if one.first is None:
             one.first = now
             self._measure(one, now)
+            self._share_prompt(one)
         elif one.latest is not None and out:
             for _ in out:
                 self._metrics.token_interval((now - one.latest) / len(out))
@@ -237,6 +238,12 @@ class Scheduler:
             self._end(one, Status.TRUNCATED, "max_tokens")
         else:
             one.look_ahead()
+
+    def _share_prompt(self, one: Sequence) -> None:
+        """Before its caller sees the first token, and may ask for another answer to the same prompt."""
+        if one.job.share_prompt and one.job.cache:
+            assert one.lease is not None
+            self._cache.share(one.lease, one.job.prompt)
 
     def _measure(self, one: Sequence, now: float) -> None:
         """Rates at the first token, from all chunks: a device may still be busy with the earlier ones when it is handed

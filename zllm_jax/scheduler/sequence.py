@@ -31,7 +31,7 @@ class Job:
     stop at any token of a state that cannot be truncated. fence: what the output must obey: tables for the device, or
     a matcher at the beginning of the text. forced: appends what it leaves no choice about; None: that is drawn as all
     the rest. watch: the loop guard sees it; `inside` as the prompt ends. deadline: on `clock`, or None. The tenant, the
-    priority and the conversation are those of `values.Request`.
+    priority, the conversation and `share_prompt` are those of `values.Request`.
     """
 
     request_id: str
@@ -44,6 +44,7 @@ class Job:
     tenant: str = ""
     priority: int = 0
     conversation: str | None = None
+    share_prompt: bool = False
     fence: TokenTables | HostMatcher | None = None
     watch: Watched | None = None
     forced: ForcedRuns | None = None
