@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from zllm_jax.config import zllm_home as default_home
 from zllm_jax.errors import DownloadFailed
@@ -15,6 +16,10 @@ os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(default_home() / "compilations"))
 os.environ["JAX_PLATFORMS"] = os.environ.get("ZLLM_TEST_PLATFORM", "cpu")
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 REPO = Path(__file__).resolve().parent.parent
 

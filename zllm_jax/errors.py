@@ -17,6 +17,7 @@ Everything a caller can cause is a `ZllmError`; a programmer's mistake is a plai
     │   ├── CorruptSnapshot     a stored snapshot fails its checks (names the file)
     │   └── StoreUnavailable    the store cannot be read or written
     │       └── StoreStalled    the store has given nothing for too long
+    ├── HistoryUnavailable      the responses that a server keeps for its clients cannot be read or written
     ├── DeviceLost              an earlier device call failed and took the state of all sequences with it
     ├── ConfigError             a setting or an experiment file is wrong
     └── NotReleased             `release` was asked for the payload of an envelope that is not COMPLETED
@@ -85,6 +86,12 @@ class UnknownModel(ModelError):
     """Neither a known name nor a readable directory or file."""
 
     code = "model_not_found"
+
+
+class HistoryUnavailable(ZllmError):
+    """The responses that are kept for clients cannot be read or written."""
+
+    code = "history_unavailable"
 
 
 class ModelNotPulled(ModelError):

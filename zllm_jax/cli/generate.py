@@ -15,6 +15,7 @@ from zllm_jax.cli.fence import add_fence_options, fence_of
 from zllm_jax.cli.logs import add_log_options
 from zllm_jax.cli.output import ConsoleProgress, add_json, print_json
 from zllm_jax.cli.tools import Printer, add_tool_options, tool_fields
+from zllm_jax.config import zllm_home
 from zllm_jax.errors import ConfigError, InvalidRequest
 from zllm_jax.values import Envelope, Request, Sampling, Status
 
@@ -186,5 +187,6 @@ def _serve(args: argparse.Namespace) -> int:
         engine = open_engine(args, progress)
         engine.warmup(progress=progress)
     with engine:
-        serve(engine, args.host, args.port, api_key=api_key, own_logs=False)
+        history = zllm_home() / "responses.sqlite"
+        serve(engine, args.host, args.port, api_key=api_key, history=history, own_logs=False)
     return 0

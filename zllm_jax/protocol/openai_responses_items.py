@@ -75,7 +75,8 @@ def _part(part: Any, param: str) -> str:
     member = _TEXTS.get(str(given.get("type")))
     if member is None:
         raise InvalidRequest(
-            f"{param} is a part of type {reprlib.repr(given.get('type'))}, only text is supported", param=f"{param}.type"
+            f"{param} is a part of type {reprlib.repr(given.get('type'))}, only text is supported",
+            param=f"{param}.type",
         )
     return required(given, member, str, prefix=f"{param}.")
 
@@ -85,6 +86,17 @@ def _reasoning(item: Json, param: str) -> str:
     several: list[Any] = typed(item, "content", list, [], prefix=f"{param}.")
     parts = [members(part, f"{param}.content[{i}]") for i, part in enumerate(several)]
     return "".join(required(part, "text", str, prefix=f"{param}.content.") for part in parts)
+
+
+def listed(item: Json) -> Json:
+    """An input item as the protocol lists it: with its status, and its text in a part."""
+    shown = {"status": "completed", **item}
+    if isinstance(item.get("content"), str) and item["type"] == "message":
+        said = {"type": "input_text", "text": item["content"]}
+        if item["role"] == "assistant":
+            said = {"type": "output_text", "text": item["content"], "annotations": []}
+        shown["content"] = [said]
+    return shown
 
 
 def messages_of(items: Iterable[Json]) -> list[Json]:

@@ -1,4 +1,4 @@
-"""Responses: what an engine's deltas become. One state machine writes the events; the response is what they add up to."""
+"""Responses: what an engine's deltas become. One state machine writes the events, which add up to the response."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from zllm_jax.protocol.ending import failure_of
 from zllm_jax.protocol.openai_responses import ResponsesCall
+from zllm_jax.protocol.openai_responses_items import listed
 from zllm_jax.protocol.reading import Json
 from zllm_jax.values import CallDelta, Delta, Envelope, Status, TokenLogprob, Usage
 
@@ -155,7 +156,8 @@ class Reply:
     def _grow(self, kind: str, text: str, *, part: int | None = None, **more: Any) -> Iterator[Json]:
         assert self._open is not None
         self._open.text += text
-        yield self._event(kind, delta=text, **({} if part is None else {"content_index": part}), **more)
+        where: Json = {} if part is None else {"content_index": part}
+        yield self._event(kind, delta=text, **where, **more)
 
     def _close(self, status: str) -> Iterator[Json]:
         """End the open item. One that was cut has no `done` of its own: a client must not act on it."""
@@ -171,7 +173,7 @@ class Reply:
                 yield self._event("response.function_call_arguments.done", **done)
         else:
             part = self._part(one.text)
-            logprobs = {} if one.kind == "reasoning" else {"logprobs": one.logprobs}
+            logprobs: Json = {} if one.kind == "reasoning" else {"logprobs": one.logprobs}
             name = "reasoning_text" if one.kind == "reasoning" else "output_text"
             yield self._event(f"response.{name}.done", content_index=0, text=one.text, **logprobs)
             yield self._event("response.content_part.done", content_index=0, part=part)
@@ -237,10 +239,10 @@ def usage_object(usage: Usage, reasoning_tokens: int) -> Json:
 
 
 def item_list(items: Sequence[Json], *, has_more: bool) -> Json:
-    """A page of items."""
+    """Some of the items of a response."""
     return {
         "object": "list",
-        "data": list(items),
+        "data": [listed(one) for one in items],
         "first_id": items[0]["id"] if items else "",
         "last_id": items[-1]["id"] if items else "",
         "has_more": has_more,

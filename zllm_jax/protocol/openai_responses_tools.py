@@ -23,8 +23,8 @@ class Offer:
 def offered(given: Mapping[str, Any], items: Iterable[Json]) -> Offer:
     """The functions among `tools` and among the items that add tools.
 
-    Those of a namespace are offered as `namespace.name`. Tools that a server runs by itself, and those whose input is no
-    JSON, cannot be offered: they are left out, as clients send them to every server.
+    Those of a namespace are offered as `namespace.name`. Tools that a server runs by itself, and those whose input is
+    no JSON, cannot be offered: they are left out, as clients send them to every server.
     """
     several: list[Any] = [(one, f"tools[{i}]") for i, one in enumerate(typed(given, "tools", list, []))]
     for item in items:
@@ -78,7 +78,9 @@ def tool_choice(given: Mapping[str, Any], offer: Offer) -> ToolChoice:
                 f"tool_choice.mode is {reprlib.repr(mode)}, must be auto or required", param="tool_choice.mode"
             )
         several: list[Any] = required(choice, "tools", list, prefix="tool_choice.")
-        names = tuple(_name(members(one, "tool_choice.tools"), f"tool_choice.tools[{i}]") for i, one in enumerate(several))
+        names = tuple(
+            _name(members(one, "tool_choice.tools"), f"tool_choice.tools[{i}]") for i, one in enumerate(several)
+        )
         return AllowedTools(names, required=mode == "required")
     raise InvalidRequest(
         f"tool_choice is {reprlib.repr(choice)}, must be none, auto, required, "
@@ -90,7 +92,8 @@ def tool_choice(given: Mapping[str, Any], offer: Offer) -> ToolChoice:
 def _name(given: Json, param: str) -> str:
     if given.get("type") != "function":
         raise InvalidRequest(
-            f"{param}.type is {reprlib.repr(given.get('type'))}: only functions can be called here", param=f"{param}.type"
+            f"{param}.type is {reprlib.repr(given.get('type'))}: only functions can be called here",
+            param=f"{param}.type",
         )
     space = typed(given, "namespace", str, "", prefix=f"{param}.")
     name = required(given, "name", str, prefix=f"{param}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -20,7 +21,9 @@ from zllm_jax.server.calls import DEFAULT_MAX_TOKENS, Calls, new_id
 from zllm_jax.server.chat import ChatCompletions
 from zllm_jax.server.engine import Engine
 from zllm_jax.server.errors import HANDLERS, json_response
+from zllm_jax.server.history import History
 from zllm_jax.server.messages import Messages, WithRequestId
+from zllm_jax.server.responses import Responses
 
 
 def create_app(
@@ -29,13 +32,15 @@ def create_app(
     api_key: str | None = None,
     limits: Limits | None = None,
     default_max_tokens: int = DEFAULT_MAX_TOKENS,
+    history: Path | None = None,
     clock: Callable[[], float] = time.time,
     new_id: Callable[[], str] = new_id,
 ) -> Starlette:
     """The ASGI application that serves `engine`.
 
     api_key: needed on every path but /health and /ready (None: no key). default_max_tokens: for calls that set no
-    limit, or less where the context leaves less. clock, new_id: where times (Unix seconds) and ids come from.
+    limit, or less where the context leaves less. history: the file of the responses that clients may continue or ask
+    for again (None: in memory). clock, new_id: where times (Unix seconds) and ids come from.
     """
     if api_key is not None and not api_key.strip():
         raise ConfigError("api_key is empty: give a key, or None to serve without one")
@@ -43,7 +48,7 @@ def create_app(
     calls = Calls(
         engine=engine, limits=limits or Limits(), default_max_tokens=default_max_tokens, clock=clock, new_id=new_id
     )
-    chat = ChatCompletions(calls)
+    chat, responses = ChatCompletions(calls), Responses(calls, History(history))
     messages, identified = Messages(calls), [Middleware(WithRequestId, new_id=new_id)]
 
     async def models(_: HttpRequest) -> Response:
@@ -72,6 +77,12 @@ def create_app(
             Route("/v1/chat/completions", chat.respond, methods=["POST"]),
             Route("/v1/messages", messages.respond, methods=["POST"], middleware=identified),
             Route("/v1/messages/count_tokens", messages.count, methods=["POST"], middleware=identified),
+            Route("/v1/responses", responses.respond, methods=["POST"]),
+            Route("/v1/responses/input_tokens", responses.count, methods=["POST"]),
+            Route("/v1/responses/{id}", responses.get, methods=["GET"]),
+            Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
+            Route("/v1/responses/{id}/cancel", responses.cancel, methods=["POST"]),
+            Route("/v1/responses/{id}/input_items", responses.items, methods=["GET"]),
             Route("/v1/models", models, methods=["GET"]),
             Route("/v1/models/{name:path}", model, methods=["GET"]),
             Route("/v1/cache", cache, methods=["GET"]),

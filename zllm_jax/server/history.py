@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -59,10 +60,12 @@ class History:
         try:
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch(mode=0o600)  # conversations are their owner's
             self._db = self._thread.submit(_open, path).result()
         except (sqlite3.Error, OSError) as error:
             self._thread.shutdown()
             raise ConfigError(f"the history of responses {path} cannot be used: {error}; move it away") from error
+        self._closing = weakref.finalize(self, self._db.close)
 
     async def keep(self, tenant: str, turn: Turn) -> None:
         """Durable once this returns."""
@@ -119,8 +122,9 @@ class History:
         return await self._run(erase)
 
     def close(self) -> None:
-        self._thread.submit(self._db.close).result()
+        """Nothing is lost without it."""
         self._thread.shutdown()
+        self._closing()
 
     def _get(self, tenant: str, id: str) -> Turn | None:
         query = "SELECT response, items, previous, conversation FROM responses WHERE id = ? AND tenant = ?"

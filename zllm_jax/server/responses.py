@@ -28,7 +28,7 @@ from zllm_jax.values import Delta
 
 log = logging.getLogger(__name__)
 
-PAGE_ITEMS, MAX_PAGE_ITEMS = 20, 100
+LISTED, MAX_LISTED = 20, 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class Responses:
         if running.call.stream:
             return EventStream(_named(events))
         last = await until_disconnect(request.receive, _last(events))
-        return json_response(last["response"] if "response" in last else last)
+        return json_response(last["response"])
 
     async def start(self, body: Any, tenant: str, kept: Mapping[str, Turn] | None = None) -> Running:
         """Understand a body and run it to its first delta. kept: turns that only the caller has."""
@@ -85,7 +85,7 @@ class Responses:
                 call = replace(call, request=replace(call.request, messages=messages))
 
     async def events(self, running: Running, kept: dict[str, Turn] | None = None) -> AsyncGenerator[Json, None]:
-        """The events of a turn, which is durable before its last one is out. kept: where to put one that isn't stored."""
+        """The events of a turn, durable before its last one is out. kept: where to put a turn that isn't stored."""
         reply, key = running.reply, (running.tenant, running.reply.response["id"])
         self._running[key] = running
         async with aclosing(running.rest):
@@ -129,9 +129,9 @@ class Responses:
 
     async def items(self, request: HttpRequest) -> Response:
         query = request.query_params
-        limit, order, after = query.get("limit", str(PAGE_ITEMS)), query.get("order", "desc"), query.get("after")
-        if not limit.isdecimal() or not 1 <= int(limit) <= MAX_PAGE_ITEMS:
-            raise InvalidRequest(f"limit is {limit!r}, must be an integer in [1, {MAX_PAGE_ITEMS}]", param="limit")
+        limit, order, after = query.get("limit", str(LISTED)), query.get("order", "desc"), query.get("after")
+        if not limit.isdecimal() or not 1 <= int(limit) <= MAX_LISTED:
+            raise InvalidRequest(f"limit is {limit!r}, must be an integer in [1, {MAX_LISTED}]", param="limit")
         if order not in ("asc", "desc"):
             raise InvalidRequest(f"order is {order!r}, must be asc or desc", param="order")
         chain = await self.history.chain(tenant_of(request.scope), request.path_params["id"])
@@ -209,11 +209,13 @@ class Responses:
 
 
 def _items(turns: list[Turn]) -> list[Json]:
-    """What stood in a conversation after its last turn: calls that were cut, and what else is unfinished, are not said."""
+    """What stood in a conversation after its last turn; a call that was cut is none."""
     items = list[Json]()
     for turn in turns:
         items += turn.items
-        items += [one for one in turn.response["output"] if one["type"] != "function_call" or one["status"] == "completed"]
+        items += [
+            one for one in turn.response["output"] if one["type"] != "function_call" or one["status"] == "completed"
+        ]
     return items
 
 
@@ -253,7 +255,4 @@ async def _named(events: AsyncGenerator[Json, None]) -> AsyncGenerator[bytes, No
 
 async def _last(events: AsyncGenerator[Json, None]) -> Json:
     async with aclosing(events):
-        last: Json = {}
-        async for last in events:
-            pass
-    return last
+        return [one async for one in events][-1]

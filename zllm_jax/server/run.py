@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from pathlib import Path
 
 import uvicorn
 
@@ -23,16 +24,17 @@ def serve(
     api_key: str | None = None,
     limits: Limits | None = None,
     default_max_tokens: int = DEFAULT_MAX_TOKENS,
+    history: Path | None = None,
     log_level: str = "info",
     own_logs: bool = True,
 ) -> None:
     """Serve `engine` until interrupted. Raises `ConfigError` for an address beyond this machine without `api_key`.
 
-    own_logs: False sends the server's log lines to the handlers that the process has.
+    history: see `create_app`. own_logs: False sends the server's log lines to the handlers that the process has.
     """
     if api_key is None and not is_loopback(host):
         raise ConfigError(f"host {host!r} is reachable from outside: set an API key, or serve on 127.0.0.1")
-    app = create_app(engine, api_key=api_key, limits=limits, default_max_tokens=default_max_tokens)
+    app = create_app(engine, api_key=api_key, limits=limits, default_max_tokens=default_max_tokens, history=history)
     uvicorn.run(
         app,
         host=host,
