@@ -50,6 +50,10 @@ class Case:
     schema: Any = None
 
 
+def as_it_is(schema: Any) -> Any:
+    return schema
+
+
 def bounded(schema: Any) -> Any:
     """The schema with a bound on every text and list that has none."""
     if isinstance(schema, list):
@@ -80,8 +84,7 @@ def cases(count: int, *, max_tokens: int, bound: Callable[[Any], Any] = bounded)
         number = 2 * number + i % 3 - 1
         turn = number // 30
         dialect, choice = TRAINED_ON[turn % 3], CHOICES[(number + turn) % 4]
-        tools = bound(SETS[names[number % 30]])
-        made.append(tool_case(tools, dialect, choice, seed=i, max_tokens=max_tokens))
+        made.append(tool_case(names[number % 30], dialect, choice, seed=i, max_tokens=max_tokens, bound=bound))
     return made
 
 
@@ -96,7 +99,10 @@ def schema_case(schema: Any, *, seed: int, max_tokens: int) -> Case:
     return Case("schema", request, schema)
 
 
-def tool_case(tools: list[Any], dialect: str, choice: str, *, seed: int, max_tokens: int) -> Case:
+def tool_case(
+    name: str, dialect: str, choice: str, *, seed: int, max_tokens: int, bound: Callable[[Any], Any] = as_it_is
+) -> Case:
+    tools = bound(SETS[name])
     wanted = tools[seed % len(tools)]["function"]
     demanded: Any = NamedTool(wanted["name"]) if choice == "named" else choice
     request = Request(
@@ -192,7 +198,7 @@ def main() -> None:
     parser.add_argument("--unbounded", action="store_true")
     args = parser.parse_args()
     config = replace(CONFIG, fence_states=0) if args.off else CONFIG
-    all_cases = cases(args.cases, max_tokens=args.max_tokens, bound=(lambda one: one) if args.unbounded else bounded)
+    all_cases = cases(args.cases, max_tokens=args.max_tokens, bound=as_it_is if args.unbounded else bounded)
     whole, cut, wrong = Counter[str](), Counter[str](), Counter[str]()
     with Engine.from_pretrained(Path(pull("smollm2-135m")), config) as engine:
         for start in range(0, len(all_cases), 50):
