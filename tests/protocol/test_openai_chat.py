@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from zllm_jax.errors import BudgetExceeded, InvalidRequest, Overloaded, UnknownModel
-from zllm_jax.protocol import openai_chat_reply, openai_errors
+from zllm_jax.protocol import openai_chat_reply, openai_errors, openai_logprobs
 from zllm_jax.protocol.openai_chat import ChatCall as Call
 from zllm_jax.protocol.openai_chat import parse_request
 from zllm_jax.protocol.openai_chat_reply import Reply
@@ -360,9 +360,9 @@ def test_logprobs_one_entry_a_token_and_no_infinity() -> None:
     half = TokenLogprob(token=0xC3, logprob=-math.inf, top=((0xC3, -math.inf), (65, -1.0)))
     (chunk,) = reply(logprobs=True, top_logprobs=2).chunks(Delta(text="", tokens=(0xC3,), logprobs=(half,)))
     (entry,) = chunk["choices"][0]["logprobs"]["content"]
-    assert (entry["token"], entry["bytes"], entry["logprob"]) == ("\ufffd", [0xC3], openai_chat_reply.MIN_LOGPROB)
+    assert (entry["token"], entry["bytes"], entry["logprob"]) == ("\ufffd", [0xC3], openai_logprobs.MIN_LOGPROB)
     assert [(top["token"], top["logprob"]) for top in entry["top_logprobs"]] == [
-        ("\ufffd", openai_chat_reply.MIN_LOGPROB),
+        ("\ufffd", openai_logprobs.MIN_LOGPROB),
         ("A", -1.0),
     ]
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import openai
 import pytest
 import uvicorn
 from starlette.types import ASGIApp
@@ -47,6 +48,19 @@ def address(engine: ScriptedEngine) -> Iterator[str]:
     """Where `engine` is served."""
     with running(create_app(engine)) as url:
         yield url
+
+
+@contextlib.contextmanager
+def official(url: str) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client, which refuses what its protocol does not have."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, _strict_response_validation=True) as client:
+        yield client
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[openai.OpenAI]:
+    with official(address) as made:
+        yield made
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from contextlib import aclosing
 from itertools import pairwise
 from typing import Any
@@ -23,14 +22,6 @@ from zllm_jax.values import Status
 MESSAGES = [{"role": "user", "content": "Say something."}]
 SAID = ("First.", "The second one.", "3")
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-
-
-@pytest.fixture
-def client(address: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=f"{address}/v1", api_key="none", max_retries=0, _strict_response_validation=True
-    ) as each:
-        yield each
 
 
 def ask(client: openai.OpenAI, **options: Any) -> Any:

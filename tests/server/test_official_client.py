@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -16,14 +15,6 @@ from zllm_jax.values import Status
 
 HELLO = "Grüße, 世界 👋!"
 MESSAGES = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Say hello."}]
-
-
-@pytest.fixture
-def client(address: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=f"{address}/v1", api_key="none", max_retries=0, _strict_response_validation=True
-    ) as each:
-        yield each
 
 
 def ask(client: openai.OpenAI, **options: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import openai
 import pytest
 from starlette.types import ASGIApp
 
+from tests.server.conftest import official
 from zllm_jax.server import create_app
 from zllm_jax.testing import ScriptedEngine
 from zllm_jax.values import Status
@@ -24,18 +25,6 @@ TOOLS: list[Any] = [
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     }
 ]
-
-
-@contextlib.contextmanager
-def official(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, _strict_response_validation=True) as made:
-        yield made
-
-
-@pytest.fixture
-def client(address: str) -> Iterator[openai.OpenAI]:
-    with official(address) as made:
-        yield made
 
 
 def said(response: Any) -> dict[str, Any]:
@@ -177,6 +166,9 @@ def test_failures(client: openai.OpenAI, engine: ScriptedEngine) -> None:
         client.responses.create(model="other", input="Hi")
     engine.say("", status=Status.FAULTED)
     with pytest.raises(openai.InternalServerError):
+        client.responses.create(model="scripted", input="Hi")
+    engine.say("abc", status=Status.REJECTED)
+    with pytest.raises(openai.InternalServerError, match="REJECTED"):
         client.responses.create(model="scripted", input="Hi")
     engine.say("abc", status=Status.REJECTED)
     events: list[Any] = list(client.responses.create(model="scripted", input="Hi", stream=True))

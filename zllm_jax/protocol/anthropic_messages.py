@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 from zllm_jax.errors import InvalidRequest
 from zllm_jax.protocol.anthropic_messages_history import history
-from zllm_jax.protocol.anthropic_messages_tools import check_together, output_format, parallel, tool_choice, tools
+from zllm_jax.protocol.anthropic_messages_tools import output_format, parallel, tool_choice, tools
 from zllm_jax.protocol.call import Call
-from zllm_jax.protocol.reading import Json, members, refuse_unless_neutral, required, typed
+from zllm_jax.protocol.forms import check_together
+from zllm_jax.protocol.reading import Json, members, refuse_unsupported, required, typed
 from zllm_jax.values import Request, Sampling
 
 MAX_STOP_SEQUENCES = 64
@@ -81,11 +82,11 @@ def count_object(tokens: int) -> Json:
 
 
 def _parse(given: Json, request_id: str | None) -> MessagesCall:
-    _refuse_unsupported(given)
+    refuse_unsupported(given, known=_READ | _HINTS, neutral=_NEUTRAL)
     model = required(given, "model", str)
     max_tokens = _max_tokens(given)
     offered, choice, fence = tools(given), tool_choice(given), output_format(given)
-    check_together(offered, choice, fence)
+    check_together(offered, choice, fence, param="output_config.format", none='{"type": "none"}')
     request = Request(
         messages=history(given),
         max_tokens=max(max_tokens, 1),
@@ -104,14 +105,6 @@ def _parse(given: Json, request_id: str | None) -> MessagesCall:
         thinking=_thinking(given),
         prewarm=max_tokens == 0,
     )
-
-
-def _refuse_unsupported(given: Mapping[str, Any]) -> None:
-    for name, value in given.items():
-        if name in _NEUTRAL:
-            refuse_unless_neutral(name, value, _NEUTRAL[name])
-        elif name not in _READ and name not in _HINTS:
-            raise InvalidRequest(f"unknown parameter {name!r}", param=name)
 
 
 def _max_tokens(given: Mapping[str, Any]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from zllm_jax.errors import InvalidRequest
@@ -95,13 +95,3 @@ def output_format(given: Mapping[str, Any]) -> Fence | None:
         )
     schema: Json = required(form, "schema", dict, prefix=f"{param}.")
     return Fence(schema=schema)
-
-
-def check_together(offered: Sequence[Json], choice: ToolChoice, fence: Fence | None) -> None:
-    """Raises where an answer would have to be of a form and may be calls."""
-    if offered and fence is not None and choice != "none":
-        raise InvalidRequest(
-            "output_config.format and calls of tools cannot share one answer: leave out output_config.format or tools, "
-            'or send tool_choice: {"type": "none"}',
-            param="output_config.format",
-        )

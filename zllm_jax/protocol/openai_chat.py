@@ -13,8 +13,9 @@ from typing import Any
 
 from zllm_jax.errors import InvalidRequest
 from zllm_jax.protocol.call import Call
-from zllm_jax.protocol.openai_chat_tools import calls, check_together, response_format, tool_choice, tools
-from zllm_jax.protocol.reading import Json, kind, members, refuse_unless_neutral, required, typed
+from zllm_jax.protocol.forms import check_together
+from zllm_jax.protocol.openai_chat_tools import calls, response_format, tool_choice, tools
+from zllm_jax.protocol.reading import Json, kind, members, refuse_unless_neutral, refuse_unsupported, required, typed
 from zllm_jax.values import (
     MAX_TOP_LOGPROBS,
     Message,
@@ -95,11 +96,11 @@ def _nth(request: Request, index: int) -> Request:
 def parse_request(body: Any, *, default_max_tokens: int, request_id: str | None = None) -> ChatCall:
     """Understand a Chat Completions body. Raises `InvalidRequest` with the parameter's name in `param`."""
     given = members(body, "")
-    _refuse_unsupported(given)
+    refuse_unsupported(given, known=_READ | _HINTS, neutral=_NEUTRAL)
     max_tokens = _max_tokens(given)
     stream = typed(given, "stream", bool, False)
     offered, choice, fence = tools(given), tool_choice(given), response_format(given)
-    check_together(offered, choice, fence)
+    check_together(offered, choice, fence, param="response_format", none="none")
     sampling = Sampling(
         **{name: given[name] for name in _SAMPLING if name in given},
         logit_bias=_logit_bias(given),
@@ -126,14 +127,6 @@ def parse_request(body: Any, *, default_max_tokens: int, request_id: str | None 
         limited=max_tokens is not None,
         num_choices=_num_choices(given),
     )
-
-
-def _refuse_unsupported(given: Mapping[str, Any]) -> None:
-    for name, value in given.items():
-        if name in _NEUTRAL:
-            refuse_unless_neutral(name, value, _NEUTRAL[name])
-        elif name not in _READ and name not in _HINTS:
-            raise InvalidRequest(f"unknown parameter {name!r}", param=name)
 
 
 def _max_tokens(given: Mapping[str, Any]) -> int | None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from zllm_jax.protocol.openai_chat import ChatCall
+from zllm_jax.protocol.openai_logprobs import logprob_object
 from zllm_jax.values import CallDelta, Delta, Envelope, Status, TokenLogprob, ToolCall, Usage
 
 Json = dict[str, Any]
-MIN_LOGPROB = -9999.0  # what the protocol sends for a probability of zero: JSON has no -inf
 _FINISH_REASON = {Status.COMPLETED: "stop", Status.TRUNCATED: "length", Status.REFUSED: "content_filter"}
 
 
@@ -85,20 +85,7 @@ class Reply:
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> Json | None:
         if self.call.request.sampling.logprobs is None:
             return None
-        content = [
-            self._token(entry.token, entry.logprob) | {"top_logprobs": [self._token(*top) for top in entry.top]}
-            for entry in entries
-        ]
-        return {"content": content, "refusal": None}
-
-    def _token(self, token: int, logprob: float) -> Json:
-        text = self.token_bytes(token)
-        # A token may end inside a character: `token` then shows U+FFFD, and `bytes` says what it is.
-        return {
-            "token": text.decode("utf-8", errors="replace"),
-            "logprob": max(logprob, MIN_LOGPROB),
-            "bytes": list(text),
-        }
+        return {"content": [logprob_object(entry, self.token_bytes) for entry in entries], "refusal": None}
 
 
 def _finish_reason(envelope: Envelope) -> str:

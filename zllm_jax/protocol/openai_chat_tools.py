@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from zllm_jax.errors import InvalidRequest
+from zllm_jax.protocol.forms import openai_form
 from zllm_jax.protocol.reading import Json, members, required, typed
 from zllm_jax.values import AllowedTools, Fence, NamedTool, ToolChoice
 
@@ -92,30 +93,6 @@ def _call(call: Any, param: str) -> Json:
 
 
 def response_format(given: Mapping[str, Any]) -> Fence | None:
-    """The form of the answer. A schema is enforced exactly, or refused; `strict: false` leaves out what cannot be."""
+    """The form of the answer."""
     form = members(given.get("response_format", {"type": "text"}), "response_format")
-    kind = form.get("type")
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return Fence(schema={"type": "object"})
-    if kind != "json_schema":
-        raise InvalidRequest(
-            f"response_format.type is {reprlib.repr(kind)}, must be text, json_object or json_schema",
-            param="response_format.type",
-        )
-    param = "response_format.json_schema"
-    wrapped = members(form.get("json_schema"), param)
-    required(wrapped, "name", str, prefix=f"{param}.")
-    schema: Json = required(wrapped, "schema", dict, prefix=f"{param}.")
-    return Fence(schema=schema, relax=not typed(wrapped, "strict", bool, True, prefix=f"{param}."))
-
-
-def check_together(offered: Sequence[Json], choice: ToolChoice, fence: Fence | None) -> None:
-    """Raises where an answer would have to be of a form and may be calls."""
-    if offered and fence is not None and choice != "none":
-        raise InvalidRequest(
-            "response_format and calls of tools cannot share one answer: leave out response_format or tools, or send "
-            "tool_choice: none",
-            param="response_format",
-        )
+    return openai_form(form, "response_format", inside="json_schema")

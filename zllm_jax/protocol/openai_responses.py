@@ -13,10 +13,11 @@ from typing import Any
 
 from zllm_jax.errors import InvalidRequest
 from zllm_jax.protocol.call import Call
+from zllm_jax.protocol.forms import check_together
 from zllm_jax.protocol.openai_responses_items import input_items, messages_of
 from zllm_jax.protocol.openai_responses_tools import Offer, offered, text_format, tool_choice
-from zllm_jax.protocol.reading import Json, members, refuse_unless_neutral, required, typed
-from zllm_jax.values import MAX_TOP_LOGPROBS, Fence, Message, Request, Sampling, ToolChoice
+from zllm_jax.protocol.reading import Json, members, refuse_unsupported, required, typed
+from zllm_jax.values import MAX_TOP_LOGPROBS, Message, Request, Sampling, ToolChoice
 
 _SAMPLING = ("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty")  # the last four are our own
 _HINTS = frozenset(
@@ -86,7 +87,8 @@ def parse_request(
     earlier: what `previous_id` names. new_id: makes the ids of input items that have none.
     """
     given = members(body, "")
-    _refuse_unsupported(given)
+    refuse_unsupported(given, known=_READ | _HINTS, neutral=_NEUTRAL)
+    _check_options(given)
     before = earlier or Earlier()
     items = input_items(given, new_id)
     max_tokens = _max_tokens(given)
@@ -97,7 +99,7 @@ def parse_request(
     offer = offered(given, (*before.items, *items))
     choice, fence = tool_choice(given, offer), text_format(given)
     offer, choice = _without_hosted(offer, choice)
-    check_together(offer.tools, choice, fence)
+    check_together(offer.tools, choice, fence, param="text.format", none="none")
     request = Request(
         messages=_messages(given, before.items, items),
         max_tokens=default_max_tokens if max_tokens is None else max_tokens,
@@ -131,16 +133,6 @@ def shortened(messages: Sequence[Message]) -> tuple[Message, ...] | None:
     return None if later is None else (*messages[:first], *messages[later:])
 
 
-def check_together(tools: Sequence[Json], choice: ToolChoice, fence: Fence | None) -> None:
-    """Raises where an answer would have to be of a form and may be calls."""
-    if tools and fence is not None and choice != "none":
-        raise InvalidRequest(
-            "text.format and calls of tools cannot share one answer: leave out text.format or tools, or send "
-            "tool_choice: none",
-            param="text.format",
-        )
-
-
 def _without_hosted(offer: Offer, choice: ToolChoice) -> tuple[Offer, ToolChoice]:
     """Where all tools were the server's own, which are not run here, there is nothing to call."""
     return (offer, choice) if offer.tools or choice in ("auto", "required") else (offer, "auto")
@@ -155,12 +147,7 @@ def _messages(given: Json, before: Sequence[Json], items: Sequence[Json]) -> tup
     return messages
 
 
-def _refuse_unsupported(given: Json) -> None:
-    for name, value in given.items():
-        if name in _NEUTRAL:
-            refuse_unless_neutral(name, value, _NEUTRAL[name])
-        elif name not in _READ and name not in _HINTS:
-            raise InvalidRequest(f"unknown parameter {name!r}", param=name)
+def _check_options(given: Json) -> None:
     options: Json = typed(given, "stream_options", dict, {})
     for name in options:
         if name != "include_obfuscation" or options[name]:

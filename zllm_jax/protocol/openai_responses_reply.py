@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from zllm_jax.protocol.ending import failure_of
+from zllm_jax.protocol.openai_logprobs import logprob_object
 from zllm_jax.protocol.openai_responses import ResponsesCall
 from zllm_jax.protocol.openai_responses_items import listed
 from zllm_jax.protocol.reading import Json
 from zllm_jax.values import CallDelta, Delta, Envelope, Status, TokenLogprob, Usage
 
-MIN_LOGPROB = -9999.0  # what the protocol sends for a probability of zero: JSON has no -inf
 _ECHOED: Mapping[str, Any] = {
     "instructions": None,
     "max_output_tokens": None,
@@ -80,7 +80,7 @@ class Reply:
             self._pending += delta.logprobs
         if delta.text or (self._pending and self._is_open("message")):
             yield from self._reach("message")
-            logprobs, self._pending = [self._logprob(one) for one in self._pending], []
+            logprobs, self._pending = [logprob_object(one, self._token_bytes) for one in self._pending], []
             assert self._open is not None
             self._open.logprobs += logprobs
             yield from self._grow("response.output_text.delta", delta.text, part=0, logprobs=logprobs)
@@ -201,15 +201,6 @@ class Reply:
     def _numbered(self, kind: str, **members: Any) -> Json:
         self._sent += 1
         return {"type": kind, "sequence_number": self._sent - 1, **members}
-
-    def _logprob(self, entry: TokenLogprob) -> Json:
-        return self._token(entry.token, entry.logprob) | {"top_logprobs": [self._token(*top) for top in entry.top]}
-
-    def _token(self, token: int, logprob: float) -> Json:
-        text = self._token_bytes(token)
-        # A token may end inside a character: `token` then shows U+FFFD, and `bytes` says what it is.
-        shown = text.decode("utf-8", errors="replace")
-        return {"token": shown, "logprob": max(logprob, MIN_LOGPROB), "bytes": list(text)}
 
 
 class _Item:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zllm_jax.errors import InvalidRequest
+from zllm_jax.protocol.forms import openai_form
 from zllm_jax.protocol.reading import Json, members, required, typed
 from zllm_jax.values import AllowedTools, Fence, NamedTool, ToolChoice
 
@@ -101,22 +102,10 @@ def _name(given: Json, param: str) -> str:
 
 
 def text_format(given: Mapping[str, Any]) -> Fence | None:
-    """The form of the answer. A schema is enforced exactly, or refused; `strict: false` leaves out what cannot be."""
+    """The form of the answer."""
     text = members(given.get("text", {}), "text")
     for name in text:
         if name not in ("format", "verbosity"):  # how verbose an answer is, is a wish
             raise InvalidRequest(f"text.{name} is not supported", param=f"text.{name}")
     form = members(text.get("format", {"type": "text"}), "text.format")
-    kind = form.get("type")
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return Fence(schema={"type": "object"})
-    if kind != "json_schema":
-        raise InvalidRequest(
-            f"text.format.type is {reprlib.repr(kind)}, must be text, json_object or json_schema",
-            param="text.format.type",
-        )
-    required(form, "name", str, prefix="text.format.")
-    schema: Json = required(form, "schema", dict, prefix="text.format.")
-    return Fence(schema=schema, relax=not typed(form, "strict", bool, True, prefix="text.format."))
+    return openai_form(form, "text.format")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from zllm_jax.errors import InvalidRequest
@@ -27,6 +27,17 @@ def refuse_unless_neutral(param: str, value: Any, neutral: Sequence[Any]) -> Non
         raise InvalidRequest(
             f"{param} is {reprlib.repr(value)}, which is not supported: leave it out{allowed}", param=param
         )
+
+
+def refuse_unsupported(
+    given: Mapping[str, Any], *, known: Collection[str], neutral: Mapping[str, Sequence[Any]]
+) -> None:
+    """known: parameters that act or are hints. neutral: those without an implementation, with what asks for nothing."""
+    for name, value in given.items():
+        if name in neutral:
+            refuse_unless_neutral(name, value, neutral[name])
+        elif name not in known:
+            raise InvalidRequest(f"unknown parameter {name!r}", param=name)
 
 
 def required(given: Mapping[str, Any], name: str, of: type[T], *, prefix: str = "") -> T:

@@ -60,6 +60,9 @@ class Responses:
         if running.call.stream:
             return EventStream(_named(events))
         last = await until_disconnect(request.receive, _last(events))
+        if last["type"] == "response.failed":  # as it would be before the first token
+            said = last["response"]["error"]
+            return json_response(openai_errors.error_body(said["message"], kind="server_error", code=said["code"]), 500)
         return json_response(last["response"])
 
     async def start(self, body: Any, tenant: str, kept: Mapping[str, Turn] | None = None) -> Running:
