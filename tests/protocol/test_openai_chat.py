@@ -218,7 +218,6 @@ def test_roles_and_an_answer_sent_back() -> None:
         ({"tools": [TOOL], "tool_choice": allowed("auto")}, "tool_choice"),
         ({"tools": [TOOL], "parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": "json"}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import aclosing
+from itertools import pairwise
 from typing import Any
 
 import openai
@@ -59,7 +60,7 @@ def test_streamed_choices_interleave_and_equal_the_whole(client: openai.OpenAI, 
     assert chunks[-1].usage == whole.usage
     assert all(chunk.usage is None for chunk in chunks[:-1])
     order = [choice.index for chunk in chunks for choice in chunk.choices]
-    assert sum(a != b for a, b in zip(order, order[1:], strict=False)) > 10
+    assert sum(a != b for a, b in pairwise(order)) > 10
     for choice in whole.choices:
         pieces = [one for chunk in chunks for one in chunk.choices if one.index == choice.index]
         assert "".join(piece.delta.content or "" for piece in pieces) == choice.message.content

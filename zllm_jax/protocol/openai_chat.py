@@ -13,7 +13,7 @@ from typing import Any
 
 from zllm_jax.errors import InvalidRequest
 from zllm_jax.protocol.call import Call
-from zllm_jax.protocol.openai_chat_tools import calls, check_together, response_format, tool_choice, tools
+from zllm_jax.protocol.openai_chat_tools import calls, response_format, tool_choice, tools
 from zllm_jax.protocol.reading import Json, kind, members, refuse_unless_neutral, required, typed
 from zllm_jax.values import (
     MAX_TOP_LOGPROBS,
@@ -98,8 +98,6 @@ def parse_request(body: Any, *, default_max_tokens: int, request_id: str | None 
     _refuse_unsupported(given)
     max_tokens = _max_tokens(given)
     stream = typed(given, "stream", bool, False)
-    offered, choice, fence = tools(given), tool_choice(given), response_format(given)
-    check_together(offered, choice, fence)
     sampling = Sampling(
         **{name: given[name] for name in _SAMPLING if name in given},
         logit_bias=_logit_bias(given),
@@ -112,10 +110,10 @@ def parse_request(body: Any, *, default_max_tokens: int, request_id: str | None 
         stop=_stop(given),
         ignore_eos=typed(given, "ignore_eos", bool, False),
         conversation=typed(given, "prompt_cache_key", str, None),
-        tools=offered,
-        tool_choice=choice,
+        tools=tools(given),
+        tool_choice=tool_choice(given),
         parallel_tool_calls=typed(given, "parallel_tool_calls", bool, True),
-        fence=fence,
+        fence=response_format(given),
         request_id=request_id,
     )
     return ChatCall(

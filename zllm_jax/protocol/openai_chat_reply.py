@@ -66,7 +66,9 @@ class Reply:
         if self.call.include_usage:
             yield self._object("chat.completion.chunk", []) | {"usage": usage_object(*usages)}
 
-    def _chunk(self, index: int, delta: Json, *, logprobs: Json | None = None, finish_reason: str | None = None) -> Json:
+    def _chunk(
+        self, index: int, delta: Json, *, logprobs: Json | None = None, finish_reason: str | None = None
+    ) -> Json:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         chunk = self._object("chat.completion.chunk", [choice])
         return chunk | {"usage": None} if self.call.include_usage else chunk

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from zllm_jax.errors import InvalidRequest
@@ -109,13 +109,3 @@ def response_format(given: Mapping[str, Any]) -> Fence | None:
     required(wrapped, "name", str, prefix=f"{param}.")
     schema: Json = required(wrapped, "schema", dict, prefix=f"{param}.")
     return Fence(schema=schema, relax=not typed(wrapped, "strict", bool, True, prefix=f"{param}."))
-
-
-def check_together(offered: Sequence[Json], choice: ToolChoice, fence: Fence | None) -> None:
-    """Raises where an answer would have to be of a form and may be calls."""
-    if offered and fence is not None and choice != "none":
-        raise InvalidRequest(
-            "response_format and calls of tools cannot share one answer: leave out response_format or tools, or send "
-            "tool_choice: none",
-            param="response_format",
-        )
