@@ -13,18 +13,16 @@ from typing import Any
 
 from zllm_jax.errors import InvalidRequest
 from zllm_jax.protocol.call import Call
-from zllm_jax.protocol.openai_chat_tools import calls, response_format, tool_choice, tools
-from zllm_jax.protocol.reading import Json, kind, members, refuse_unless_neutral, required, typed
-from zllm_jax.values import (
-    MAX_TOP_LOGPROBS,
-    Message,
-    Request,
-    Sampling,
-)
+from zllm_jax.protocol.openai_chat_messages import messages
+from zllm_jax.protocol.openai_chat_tools import response_format, tool_choice, tools
+from zllm_jax.protocol.reading import Json, members, refuse_unless_neutral, required, typed
+from zllm_jax.values import MAX_TOP_LOGPROBS, Request, Sampling
 
 MAX_STOP = 4
 MAX_CHOICES = 16
 _SEED_STEP = 0x9E3779B97F4A7C15  # far from the seeds that clients count through
+
+_MAX_DIGITS = 10  # of a token id
 
 _SAMPLING = (
     "temperature",
@@ -36,7 +34,12 @@ _SAMPLING = (
     "min_p",
     "repetition_penalty",
 )
-_HINTS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_retention"})
+# Said to the operator, to a cache that keeps what it can anyway, or to a model that can be told so: how much one
+# reasons, if it does, is its own, and no such effort changes what it is asked.
+_HINTS = frozenset(
+    {"user", "metadata", "safety_identifier", "prompt_cache_retention", "prompt_cache_options", "reasoning_effort"}
+)
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _READ = frozenset(
     {"model", "messages", "n", "max_tokens", "max_completion_tokens", "stop", "logit_bias", "logprobs", "top_logprobs"}
     | {"stream", "stream_options", "prompt_cache_key", "ignore_eos", *_SAMPLING}
@@ -49,21 +52,13 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "store": (False,),
     "service_tier": ("auto", "default"),
-    "reasoning_effort": ("none",),
-    "verbosity": (),
+    "verbosity": ("medium",),
+    "moderation": (),
     "audio": (),
     "prediction": (),
     "web_search_options": (),
 }
-
-_ROLES = ("system", "developer", "user", "assistant", "tool")
-_MESSAGE_FIELDS: Mapping[str, frozenset[str]] = {
-    **dict.fromkeys(_ROLES, frozenset({"role", "content", "name"})),
-    "assistant": frozenset({"role", "content", "name", "tool_calls", "reasoning_content"}),
-    "tool": frozenset({"role", "content", "name", "tool_call_id"}),
-}
-# What a client that sends an earlier answer back may leave in it.
-_MESSAGE_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"annotations": ([],)}
+_NEWER = {"functions": "tools", "function_call": "tool_choice"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +99,7 @@ def parse_request(body: Any, *, default_max_tokens: int, request_id: str | None 
         logprobs=_logprobs(given),
     )
     request = Request(
-        messages=_messages(given),
+        messages=messages(given),
         max_tokens=default_max_tokens if max_tokens is None else max_tokens,
         sampling=sampling,
         stop=_stop(given),
@@ -128,10 +123,17 @@ def parse_request(body: Any, *, default_max_tokens: int, request_id: str | None 
 
 def _refuse_unsupported(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
+        if name in _NEWER and value not in _NEUTRAL[name]:
+            raise InvalidRequest(f"{name} is an older form, which is not supported: send {_NEWER[name]}", param=name)
         if name in _NEUTRAL:
             refuse_unless_neutral(name, value, _NEUTRAL[name])
         elif name not in _READ and name not in _HINTS:
-            raise InvalidRequest(f"unknown parameter {name!r}", param=name)
+            raise InvalidRequest(f"unknown parameter {reprlib.repr(name)}", param=name)
+    if (effort := given.get("reasoning_effort", "none")) not in _EFFORTS:
+        raise InvalidRequest(
+            f"reasoning_effort is {reprlib.repr(effort)}, must be one of {', '.join(_EFFORTS)}",
+            param="reasoning_effort",
+        )
 
 
 def _max_tokens(given: Mapping[str, Any]) -> int | None:
@@ -159,8 +161,10 @@ def _num_choices(given: Mapping[str, Any]) -> int:
 def _logit_bias(given: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
     bias: dict[str, float] = typed(given, "logit_bias", dict, {})
     for token in bias:
-        if not (token.isascii() and token.isdigit()):
-            raise InvalidRequest(f"logit_bias has the key {token!r}, must be a token id in decimal", param="logit_bias")
+        if not (token.isascii() and token.isdigit() and len(token) <= _MAX_DIGITS):
+            raise InvalidRequest(
+                f"logit_bias has the key {reprlib.repr(token)}, must be a token id in decimal", param="logit_bias"
+            )
     return tuple(sorted((int(token), value) for token, value in bias.items()))
 
 
@@ -197,52 +201,3 @@ def _include_usage(given: Mapping[str, Any], stream: bool) -> bool:
         if name != "include_usage" and not (name == "include_obfuscation" and not options[name]):
             raise InvalidRequest(f"stream_options.{name} is not supported", param=f"stream_options.{name}")
     return typed(options, "include_usage", bool, False, prefix="stream_options.")
-
-
-def _messages(given: Mapping[str, Any]) -> tuple[Message, ...]:
-    messages = required(given, "messages", list)
-    if not messages:
-        raise InvalidRequest("messages is empty: at least one message is needed", param="messages")
-    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
-
-
-def _message(message: Any, param: str) -> Message:
-    given = members(message, param)
-    role = given.get("role")
-    if role not in _ROLES:
-        raise InvalidRequest(
-            f"{param}.role is {reprlib.repr(role)}, must be one of {', '.join(_ROLES)}", param=f"{param}.role"
-        )
-    for name, value in given.items():
-        if name in _MESSAGE_NEUTRAL:
-            refuse_unless_neutral(f"{param}.{name}", value, _MESSAGE_NEUTRAL[name])
-        elif name not in _MESSAGE_FIELDS[role]:
-            raise InvalidRequest(f"{param}.{name} is not supported", param=f"{param}.{name}")
-    made = calls(given, param)
-    content = given.get("content", "" if made else None)  # who only calls says nothing
-    # "developer" is this protocol's newer name of the system role; chat templates know the older one.
-    parsed: Json = {"role": "system" if role == "developer" else role, "content": _content(content, param)}
-    for name in ("name", "reasoning_content"):
-        if text := typed(given, name, str, None, prefix=f"{param}."):
-            parsed[name] = text
-    if role == "tool":
-        parsed["tool_call_id"] = required(given, "tool_call_id", str, prefix=f"{param}.")
-    return {**parsed, "tool_calls": made} if made else parsed
-
-
-def _content(content: Any, param: str) -> str:
-    """The text of a message. Parts are joined as they are, so that a text cut into parts gives the same tokens."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise InvalidRequest(
-            f"{param}.content must be a text or a list of parts, got {kind(content)}", param=f"{param}.content"
-        )
-    return "".join(_part(part, f"{param}.content[{i}]") for i, part in enumerate(content))
-
-
-def _part(part: Any, param: str) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text":
-        found = reprlib.repr(part.get("type")) if isinstance(part, dict) else kind(part)
-        raise InvalidRequest(f"{param} is a part of type {found}, only text is supported", param=f"{param}.type")
-    return required(part, "text", str, prefix=f"{param}.")

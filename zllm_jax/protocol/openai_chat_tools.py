@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zllm_jax.errors import InvalidRequest
-from zllm_jax.protocol.reading import Json, members, required, typed
+from zllm_jax.protocol.reading import Json, members, only, required, typed
 from zllm_jax.values import AllowedTools, Fence, NamedTool, ToolChoice
 
 _TOOL_MEMBERS = frozenset({"type", "function"})
@@ -39,6 +39,7 @@ def tool_choice(given: Mapping[str, Any]) -> ToolChoice:
     if kind == "function":
         return NamedTool(_named(choice, "tool_choice"))
     if kind == "allowed_tools":
+        only(choice, ("type", "allowed_tools"), "tool_choice")
         return _allowed(members(choice.get("allowed_tools"), "tool_choice.allowed_tools"))
     raise InvalidRequest(
         f"tool_choice is {reprlib.repr(choice)}, must be none, auto, required, "
@@ -49,6 +50,7 @@ def tool_choice(given: Mapping[str, Any]) -> ToolChoice:
 
 def _allowed(given: Json) -> AllowedTools:
     param = "tool_choice.allowed_tools"
+    only(given, ("mode", "tools"), param)
     mode = given.get("mode")
     if mode not in ("auto", "required"):
         raise InvalidRequest(f"{param}.mode is {reprlib.repr(mode)}, must be auto or required", param=f"{param}.mode")
@@ -69,10 +71,8 @@ def _function(value: Any, param: str, what: str, outer: frozenset[str], inner: f
             f"{param}.type is {reprlib.repr(given.get('type'))}: {what} must be a function", param=f"{param}.type"
         )
     function = members(given.get("function"), f"{param}.function")
-    for where, there, known in ((param, given, outer), (f"{param}.function", function, inner)):
-        for name in there:
-            if name not in known:
-                raise InvalidRequest(f"{where}.{name} is not supported", param=f"{where}.{name}")
+    only(given, outer, param)
+    only(function, inner, f"{param}.function")
     required(function, "name", str, prefix=f"{param}.function.")
     return function
 
@@ -95,17 +95,18 @@ def response_format(given: Mapping[str, Any]) -> Fence | None:
     """The form of the answer. A schema is enforced exactly, or refused; `strict: false` leaves out what cannot be."""
     form = members(given.get("response_format", {"type": "text"}), "response_format")
     kind = form.get("type")
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return Fence(schema={"type": "object"})
+    if kind in ("text", "json_object"):
+        only(form, ("type",), "response_format")
+        return None if kind == "text" else Fence(schema={"type": "object"})
     if kind != "json_schema":
         raise InvalidRequest(
             f"response_format.type is {reprlib.repr(kind)}, must be text, json_object or json_schema",
             param="response_format.type",
         )
+    only(form, ("type", "json_schema"), "response_format")
     param = "response_format.json_schema"
     wrapped = members(form.get("json_schema"), param)
+    only(wrapped, ("name", "description", "schema", "strict"), param)
     required(wrapped, "name", str, prefix=f"{param}.")
     schema: Json = required(wrapped, "schema", dict, prefix=f"{param}.")
     return Fence(schema=schema, relax=not typed(wrapped, "strict", bool, True, prefix=f"{param}."))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from zllm_jax.errors import InvalidRequest
@@ -27,6 +27,13 @@ def refuse_unless_neutral(param: str, value: Any, neutral: Sequence[Any]) -> Non
         raise InvalidRequest(
             f"{param} is {reprlib.repr(value)}, which is not supported: leave it out{allowed}", param=param
         )
+
+
+def only(given: Mapping[str, Any], known: Collection[str], param: str) -> None:
+    """Raises where an object has a member that is not known. `param` is the object's name."""
+    for name in given:
+        if name not in known:
+            raise InvalidRequest(f"{param}.{name} is not supported", param=f"{param}.{name}")
 
 
 def required(given: Mapping[str, Any], name: str, of: type[T], *, prefix: str = "") -> T:
