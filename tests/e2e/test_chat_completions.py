@@ -103,6 +103,42 @@ def test_a_call_that_is_asked_for_comes_whole_and_streamed(client: openai.OpenAI
 
 
 @pytest.mark.slow
+def test_a_form_beside_tools_gives_calls_or_the_form(client: openai.OpenAI, fenced: Engine) -> None:
+    found = []
+    for seed in range(4):
+        answer = client.chat.completions.parse(
+            model=fenced.model_name,
+            messages=MESSAGES,
+            tools=TOOLS,
+            response_format=Person,
+            parallel_tool_calls=False,
+            seed=seed,
+            max_tokens=120,
+        )
+        message = answer.choices[0].message
+        found.append(message.parsed is None)
+        assert (message.parsed is None) == bool(message.tool_calls)
+        assert message.tool_calls or 1000 <= message.parsed.born <= 2999
+    assert False in found
+
+
+def test_several_answers_compute_their_prompt_once(client: openai.OpenAI, fenced: Engine) -> None:
+    fenced.forget()
+    messages = [{"role": "user", "content": "Tell me of a river, a mountain and a town. " * 8}]
+    before = fenced.report()["counters"]["cached_tokens"]
+    answer = ask(client, fenced, messages=messages, n=3, max_tokens=6)
+    page_tokens = fenced.report()["pages"]["tokens"]
+    whole = answer.usage.prompt_tokens // page_tokens * page_tokens
+    assert whole > 64
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+    assert fenced.report()["counters"]["cached_tokens"] - before >= 2 * min(whole, answer.usage.prompt_tokens - 1)
+    texts = [choice.message.content for choice in answer.choices]
+    again = ask(client, fenced, messages=messages, n=3, max_tokens=6)
+    assert [choice.message.content for choice in again.choices] == texts
+    assert ask(client, fenced, messages=messages, max_tokens=6).choices[0].message.content == texts[0]
+
+
+@pytest.mark.slow
 def test_no_call_may_come_where_none_is_allowed(client: openai.OpenAI, fenced: Engine) -> None:
     answer = ask(client, fenced, tools=TOOLS, tool_choice="none", max_tokens=24)
     assert answer.choices[0].message.tool_calls is None

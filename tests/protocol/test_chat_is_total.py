@@ -13,49 +13,16 @@ from zllm_jax.protocol.openai_chat import parse_request
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4)
 WORDS = st.sampled_from(
-    [
-        "auto",
-        "none",
-        "required",
-        "function",
-        "allowed_tools",
-        "text",
-        "refusal",
-        "json_object",
-        "json_schema",
-        "f",
-        "system",
-        "developer",
-        "user",
-        "assistant",
-        "tool",
-        "custom",
-        "medium",
-    ]
+    (
+        *("auto", "none", "required", "function", "allowed_tools", "text", "refusal", "json_object", "json_schema"),
+        *("system", "developer", "user", "assistant", "tool", "custom", "medium", "f"),
+    )
 )
 NAMES = st.sampled_from(
-    [
-        "type",
-        "function",
-        "name",
-        "arguments",
-        "parameters",
-        "schema",
-        "json_schema",
-        "strict",
-        "allowed_tools",
-        "mode",
-        "tools",
-        "role",
-        "content",
-        "text",
-        "refusal",
-        "tool_calls",
-        "tool_call_id",
-        "id",
-        "include_usage",
-        "5",
-    ]
+    (
+        *("type", "function", "name", "arguments", "parameters", "schema", "json_schema", "strict", "allowed_tools"),
+        *("mode", "tools", "role", "content", "text", "refusal", "tool_calls", "tool_call_id", "id", "5"),
+    )
 )
 VALUES = st.recursive(
     SCALARS | WORDS,
