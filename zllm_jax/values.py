@@ -377,7 +377,7 @@ class Telemetry:
     loops_broken: int = 0  # how often the loop guard led the output out of a loop
     forced_tokens: int = 0  # of those generated, how many the fence left no choice about and were appended at once
     fence_relaxed: tuple[str, ...] = ()  # what `Fence.relax` left out of the schema, as "path: reason"
-    tool_dialect: str | None = None  # in which the output was read, where tools were on offer
+    tool_dialect: str | None = None  # in which the output was read, if it was
     malformed_calls: tuple[str, ...] = ()  # "reason: text" of what began as a call and is none; never so where fenced
 
 
@@ -385,8 +385,8 @@ class Telemetry:
 class Envelope:
     """The answer to one request, whatever happened to it.
 
-    text: what is to be shown. reasoning, calls: what else a turn held, where tools were on offer; a call that the end
-    of the output cut is none.
+    text: what is to be shown. reasoning: of a model that reasons before it answers. calls: where tools were on offer; a
+    call that the end of the output cut is none.
     """
 
     request_id: str

@@ -82,7 +82,9 @@ def streamed(chunks: Any) -> tuple[dict[str, Any], str, Any]:
 @pytest.mark.parametrize(
     "name", ["allowed", *(pytest.param(name, marks=pytest.mark.slow) for name in ("required", "named"))]
 )
-def test_a_call_that_is_asked_for_comes_whole_and_streamed(client: openai.OpenAI, fenced: Engine, name: str) -> None:
+def test_fault_55_a_call_that_is_asked_for_comes_whole_and_streamed(
+    client: openai.OpenAI, fenced: Engine, name: str
+) -> None:
     options = {"tools": TOOLS, "tool_choice": CHOICES[name], "parallel_tool_calls": False}
     whole = ask(client, fenced, **options)
     (choice,) = whole.choices
@@ -138,7 +140,7 @@ def test_several_answers_compute_their_prompt_once(client: openai.OpenAI, fenced
 
 
 @pytest.mark.slow
-def test_no_call_may_come_where_none_is_allowed(client: openai.OpenAI, fenced: Engine) -> None:
+def test_fault_55_no_call_may_come_where_none_is_allowed(client: openai.OpenAI, fenced: Engine) -> None:
     answer = ask(client, fenced, tools=TOOLS, tool_choice="none", max_tokens=24)
     assert answer.choices[0].message.tool_calls is None
     assert answer.choices[0].message.content

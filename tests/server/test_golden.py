@@ -24,8 +24,9 @@ CASES = sorted((Path(__file__).parents[1] / "golden" / "openai_chat").iterdir())
 def test_golden(case: Path) -> None:
     engine = ScriptedEngine()
     if (script_file := case / "script.json").exists():
-        script = json.loads(script_file.read_bytes())
-        engine.say(**script | {"status": Status(script.get("status", "COMPLETED"))})
+        scripts = json.loads(script_file.read_bytes())
+        for script in scripts if isinstance(scripts, list) else [scripts]:
+            engine.say(**script | {"status": Status(script.get("status", "COMPLETED"))})
     app = create_app(engine, clock=lambda: 1_700_000_000.5, new_id=lambda: "0123")
 
     async def ask() -> httpx.Response:
@@ -43,4 +44,4 @@ def test_golden(case: Path) -> None:
 
 
 def test_there_are_goldens() -> None:
-    assert len(CASES) >= 11
+    assert len(CASES) >= 14
