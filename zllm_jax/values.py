@@ -182,7 +182,9 @@ class Request:
     and no text; `NamedTool` likewise, of one tool; `AllowedTools` is "auto" or "required" with some of the tools.
     parallel_tool_calls: whether more than one call may come.
     tool_dialect: how calls are written; None takes what the checkpoint was trained on.
-    fence: what the output must be; enforced token by token, before sampling.
+    fence: what the output must be; enforced token by token, before sampling. It is for the text of an answer: a model
+    may reason before it, and with tools the output is then either calls or such a text ("auto"), the calls alone where
+    there must be one, or the text ("none"). A Lark-like grammar stands beside no calls.
     loop_guard: exclude the token that would continue a loop, and end thinking that only loops. A fence goes before it.
         None: as `EngineConfig.loop_guard` says.
     """
@@ -248,11 +250,6 @@ class Request:
         if self.timeout_s is not None:
             _number("timeout_s", self.timeout_s, 0.0, 86_400.0, open_low=True)
 
-    @property
-    def calls_tools(self) -> bool:
-        """Whether the output is read as a turn that may hold calls: there are tools, and no fence of another kind."""
-        return bool(self.tools) and self.fence is None
-
     def _check_tools(self) -> None:
         names = [_tool_name(tool, number) for number, tool in enumerate(self.tools)]
         for name in names:
@@ -277,9 +274,10 @@ class Request:
             )
         elif choice == "required" and not names:
             raise InvalidRequest("tool_choice is required, but there are no tools to call", param="tool_choice")
-        if self.tools and self.fence is not None and choice != "none":
+        if self.tools and self.fence is not None and self.fence.lark is not None and choice != "none":
             raise InvalidRequest(
-                "a fence and calls of tools cannot share one output: leave the fence out, or set tool_choice to none",
+                "a Lark-like grammar and calls of tools cannot share one output: use a schema, a regex or choices, "
+                "leave the fence out, or set tool_choice to none",
                 param="fence",
             )
         if self.tools and self.ignore_eos:
@@ -383,7 +381,7 @@ class Telemetry:
     loops_broken: int = 0  # how often the loop guard led the output out of a loop
     forced_tokens: int = 0  # of those generated, how many the fence left no choice about and were appended at once
     fence_relaxed: tuple[str, ...] = ()  # what `Fence.relax` left out of the schema, as "path: reason"
-    tool_dialect: str | None = None  # in which the output was read, where tools were on offer
+    tool_dialect: str | None = None  # in which the output was read, if it was
     malformed_calls: tuple[str, ...] = ()  # "reason: text" of what began as a call and is none; never so where fenced
 
 
@@ -391,8 +389,8 @@ class Telemetry:
 class Envelope:
     """The answer to one request, whatever happened to it.
 
-    text: what is to be shown. reasoning, calls: what else a turn held, where tools were on offer; a call that the end
-    of the output cut is none.
+    text: what is to be shown. reasoning: of a model that reasons before it answers. calls: where tools were on offer; a
+    call that the end of the output cut is none.
     """
 
     request_id: str

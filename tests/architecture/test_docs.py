@@ -20,6 +20,7 @@ from zllm_jax.values import Envelope, Request, Sampling, Timing, Usage
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 
 
@@ -76,6 +77,17 @@ def test_links_resolve(repo: Path) -> None:
             if not file.exists() or (anchor and anchor not in anchors(file.read_text("utf-8"))):
                 broken.append(f"{path.relative_to(repo)}: {link}")
     assert not broken
+
+
+def test_the_tests_that_the_table_of_protocols_names_exist(repo: Path) -> None:
+    page = (repo / "docs" / "reference" / "protocols.md").read_text("utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| feature ")]
+    assert len(rows) > 20
+    for row in rows:
+        named = TEST.findall(row.split(" | ")[-1])
+        assert named, f"no test in: {row}"
+        for file, name in named:
+            assert f"def {name}(" in (repo / file).read_text("utf-8"), f"{file} has no {name}"
 
 
 @pytest.fixture(scope="module")

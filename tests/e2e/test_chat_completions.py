@@ -82,7 +82,9 @@ def streamed(chunks: Any) -> tuple[dict[str, Any], str, Any]:
 @pytest.mark.parametrize(
     "name", ["allowed", *(pytest.param(name, marks=pytest.mark.slow) for name in ("required", "named"))]
 )
-def test_a_call_that_is_asked_for_comes_whole_and_streamed(client: openai.OpenAI, fenced: Engine, name: str) -> None:
+def test_fault_55_a_call_that_is_asked_for_comes_whole_and_streamed(
+    client: openai.OpenAI, fenced: Engine, name: str
+) -> None:
     options = {"tools": TOOLS, "tool_choice": CHOICES[name], "parallel_tool_calls": False}
     whole = ask(client, fenced, **options)
     (choice,) = whole.choices
@@ -103,7 +105,42 @@ def test_a_call_that_is_asked_for_comes_whole_and_streamed(client: openai.OpenAI
 
 
 @pytest.mark.slow
-def test_no_call_may_come_where_none_is_allowed(client: openai.OpenAI, fenced: Engine) -> None:
+def test_a_form_beside_tools_gives_calls_or_the_form(client: openai.OpenAI, fenced: Engine) -> None:
+    tools = [{**one, "function": {**one["function"], "strict": True}} for one in TOOLS]
+    found = []
+    for seed in range(4):
+        answer = client.chat.completions.parse(
+            model=fenced.model_name,
+            messages=MESSAGES,
+            tools=tools,
+            response_format=Person,
+            parallel_tool_calls=False,
+            seed=seed,
+            max_tokens=120,
+        )
+        message = answer.choices[0].message
+        found.append(message.parsed is None)
+        assert (message.parsed is None) == bool(message.tool_calls)
+        assert message.tool_calls or 1000 <= message.parsed.born <= 2999
+    assert False in found
+
+
+def test_several_answers_compute_their_prompt_once(client: openai.OpenAI, fenced: Engine) -> None:
+    fenced.forget()
+    messages = [{"role": "user", "content": "Tell me of a river, a mountain and a town. " * 8}]
+    before = fenced.report()["counters"]["cached_tokens"]
+    answer = ask(client, fenced, messages=messages, n=3, max_tokens=6)
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+    # But for the token that predicts the next.
+    assert fenced.report()["counters"]["cached_tokens"] - before == 2 * (answer.usage.prompt_tokens - 1)
+    texts = [choice.message.content for choice in answer.choices]
+    again = ask(client, fenced, messages=messages, n=3, max_tokens=6)
+    assert [choice.message.content for choice in again.choices] == texts
+    assert ask(client, fenced, messages=messages, max_tokens=6).choices[0].message.content == texts[0]
+
+
+@pytest.mark.slow
+def test_fault_55_no_call_may_come_where_none_is_allowed(client: openai.OpenAI, fenced: Engine) -> None:
     answer = ask(client, fenced, tools=TOOLS, tool_choice="none", max_tokens=24)
     assert answer.choices[0].message.tool_calls is None
     assert answer.choices[0].message.content

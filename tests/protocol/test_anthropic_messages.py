@@ -281,7 +281,6 @@ def said(*blocks: Any, role: str = "user") -> dict[str, Any]:
         ({"output_config": {"format": {"type": "json_object"}}}, "output_config.format.type"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
         ({"output_config": {"style": "terse"}}, "output_config.style"),
-        ({"tools": [TOOL], "output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format"),
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
         ({"n": 2}, "n"),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
 
 from zllm_jax.errors import BudgetExceeded, InvalidRequest, Overloaded, UnknownModel
 from zllm_jax.protocol import openai_chat_reply, openai_errors, openai_logprobs
@@ -30,6 +31,7 @@ from zllm_jax.values import (
 )
 
 USER = {"role": "user", "content": "Hi"}
+FUNCTION_CALL = "messages[0].function_call"
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 
@@ -101,7 +103,41 @@ def test_every_parameter_arrives() -> None:
 def test_null_is_absent_and_hints_are_taken() -> None:
     nothing = dict.fromkeys(["temperature", "stop", "tools", "seed", "logit_bias", "stream", "max_tokens", "n"])
     hints = {"user": "u", "metadata": {"a": "b"}, "store": False, "n": 1, "tools": [], "tool_choice": "auto"}
+    hints |= {"safety_identifier": "s", "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}}
+    hints |= {"service_tier": "auto", "modalities": ["text"], "verbosity": "medium", "functions": []}
     assert parse(**nothing) == parse() == parse(**hints, response_format={"type": "text"}, parallel_tool_calls=True)
+
+
+@pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh", "max"])
+def test_how_much_a_model_reasons_is_its_own(effort: str) -> None:
+    assert parse(reasoning_effort=effort) == parse()
+
+
+def test_every_parameter_of_the_official_client_is_known() -> None:
+    """Each acts, is a hint, or is refused by name as what it is: none is taken for a mistake."""
+    names = get_type_hints(CompletionCreateParamsNonStreaming).keys() - {"model", "messages"}
+    assert {"n", "tools", "reasoning_effort", "moderation"} <= names
+    for name in names:
+        try:
+            parse(**{name: object()})
+        except InvalidRequest as refused:
+            said = str(refused)
+        else:
+            said = "a hint"
+        assert "unknown parameter" not in said, name
+
+
+def test_refusals_come_back_as_what_was_said() -> None:
+    parts = [{"type": "text", "text": "Well, "}, {"type": "refusal", "refusal": "no."}]
+    for answer in ({"content": parts}, {"content": "Well, ", "refusal": "no."}, {"refusal": "Well, no."}):
+        request = parse(messages=[USER, {"role": "assistant", "content": None, **answer}]).request
+        assert request.messages == (USER, {"role": "assistant", "content": "Well, no."})
+
+
+def test_where_a_cache_might_cut_changes_no_text() -> None:
+    hinted = [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]
+    hinted[0] |= {"prompt_cache_breakpoint": {"mode": "explicit"}}
+    assert parse(messages=[{"role": "user", "content": hinted}]) == parse()
 
 
 @pytest.mark.parametrize(
@@ -218,8 +254,29 @@ def test_roles_and_an_answer_sent_back() -> None:
         ({"tools": [TOOL], "tool_choice": allowed("auto")}, "tool_choice"),
         ({"tools": [TOOL], "parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [TOOL], "tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": allowed("auto", "f") | {"mode": "auto"}}, "tool_choice.mode"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": ""}}]}, FUNCTION_CALL),
+        ({"messages": [USER | {"refusal": "No."}]}, "messages[0].refusal"),
+        ({"messages": [USER | {"content": [{"type": "refusal", "refusal": "No."}]}]}, "messages[0].content[0].type"),
+        ({"messages": [USER | {"content": [{"type": "text", "text": "a", "bold": 1}]}]}, "messages[0].content[0].bold"),
+        ({"logit_bias": {"1" * 5000: 1}}, "logit_bias"),
+        ({"reasoning_effort": "little"}, "reasoning_effort"),
+        ({"verbosity": "low"}, "verbosity"),
+        ({"moderation": {"model": "m"}}, "moderation"),
+        ({"audio": {"voice": "v", "format": "wav"}}, "audio"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"service_tier": "flex"}, "service_tier"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "ebnf": ""}}},
+            "response_format.json_schema.ebnf",
+        ),
         ({"response_format": "json"}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         (

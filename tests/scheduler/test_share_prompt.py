@@ -9,11 +9,10 @@ import pytest
 from tests.cache.driver import prompt
 from tests.scheduler.device import Bench, answer, result
 from zllm_jax.scheduler import Ticket
-from zllm_jax.values import Sampling
+from zllm_jax.values import Sampling, Status
 
 Make = Callable[..., Bench]
 HOT = Sampling(temperature=1.0)
-PAGE = 4
 
 
 def first_token(one: Bench, ticket: Ticket) -> None:
@@ -40,7 +39,7 @@ def test_the_prompt_of_a_running_sequence_is_reused(bench: Make, shared: bool, l
         tokens, outcome = result(ticket)
         assert tokens == answer(told, 9, HOT, seed)
         cached.append(outcome.usage.cached_tokens)
-    most = min(length // PAGE * PAGE, length - 1)  # whole pages, but for the token that predicts the next
+    most = length - 1  # but for the token that predicts the next
     assert cached == ([0, most, most] if shared else [0, 0, 0])
     computed = one.device.num_computed - 3 * 8  # without what was generated
     assert computed == length + 2 * (length - most if shared else length)
@@ -69,4 +68,22 @@ def test_a_cancelled_sequence_leaves_its_prompt_to_the_others(bench: Make) -> No
 def test_requests_that_keep_out_of_the_cache_share_nothing(bench: Make) -> None:
     one = bench(num_pages=64)
     one.run(prompt(20), 4, share_prompt=True, cache=False)
+    assert one.cache.report()["resident"] == []
+
+
+def test_without_a_page_to_copy_to_whole_pages_are_shared(bench: Make) -> None:
+    one = bench(num_pages=8, max_pages=8)
+    first = one.submit(prompt(22), 10, share_prompt=True)  # takes all eight pages
+    first_token(one, first)
+    (kept,) = one.cache.report()["resident"]
+    assert (kept["tokens"], kept["pages"]) == (20, 5)
+    one.device.let_go()
+    assert result(first)[0] == answer(prompt(22), 10)
+
+
+def test_a_copy_that_fails_ends_its_sequence_and_loses_no_page(bench: Make) -> None:
+    one = bench(num_pages=64)
+    one.device.failing["copy_page"] = MemoryError("no room")
+    _, outcome = one.run(prompt(22), 10, share_prompt=True)
+    assert outcome.status is Status.FAULTED
     assert one.cache.report()["resident"] == []

@@ -28,8 +28,9 @@ CASES = sorted(case for protocol in PATHS for case in (Path(__file__).parents[1]
 def test_golden(case: Path) -> None:
     engine = ScriptedEngine()
     if (script_file := case / "script.json").exists():
-        script = json.loads(script_file.read_bytes())
-        engine.say(**script | {"status": Status(script.get("status", "COMPLETED"))})
+        scripts = json.loads(script_file.read_bytes())
+        for script in scripts if isinstance(scripts, list) else [scripts]:
+            engine.say(**script | {"status": Status(script.get("status", "COMPLETED"))})
     app = create_app(engine, clock=lambda: 1_700_000_000.5, new_id=lambda: "0123")
 
     async def ask() -> httpx.Response:

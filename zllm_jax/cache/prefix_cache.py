@@ -201,17 +201,24 @@ class PrefixCache:
         self._keep(lease, tokens, pages, ring, turn_end=False)
 
     def share(self, lease: Lease, prompt: np.ndarray) -> None:
-        """Let others reuse the prompt i32[S] of a lease that goes on: its whole pages, if its state can be cut there.
+        """Let others reuse the prompt i32[S] of a lease that goes on, if its state can be cut there.
 
-        Of a state with rings, others find its checkpoints.
+        The page that the lease writes further on is copied, or left out while none is free. Of a state with rings,
+        others find its checkpoints.
         """
-        whole = len(prompt) // self._capacity.page_tokens
-        tokens = prompt[: whole * self._capacity.page_tokens]
-        known = self._residents.longest(tokens, lease.tenant) if whole else None
-        if not whole or not self._capacity.truncatable or (known is not None and known.common == len(tokens)):
+        whole, rest = divmod(len(prompt), self._capacity.page_tokens)
+        pages, tokens = lease.pages[:whole], prompt
+        if not (rest and self._residents.pages.free):
+            tokens, rest = prompt[: whole * self._capacity.page_tokens], 0
+        known = self._residents.longest(tokens, lease.tenant)
+        if not len(tokens) or not self._capacity.truncatable or (known is not None and known.common == len(tokens)):
             return
-        pages = lease.pages[:whole]
         self._residents.pages.share(pages)
+        if rest:
+            (copy,) = self._residents.pages.take(1)
+            pages = [*pages, copy]
+            with self._released_on_failure(pages):
+                self._backend.copy_page(lease.pages[whole], copy)
         self._keep(lease, tokens, pages, None, turn_end=False)
 
     def finish(self, lease: Lease, tokens: np.ndarray) -> str | None:
@@ -431,6 +438,14 @@ class PrefixCache:
             yield
         except BaseException:
             self._return(lease)
+            raise
+
+    @contextmanager
+    def _released_on_failure(self, pages: list[int]) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._residents.pages.release(pages)
             raise
 
     def _return(self, lease: Lease) -> None:

@@ -21,6 +21,7 @@ def call_machine(
     *,
     parallel: bool = True,
     thinking: bool | None = False,
+    text: Machine | None = None,
 ) -> Machine:
     """The machine of a turn.
 
@@ -28,6 +29,8 @@ def call_machine(
     and nothing else; `NamedTool` likewise, of one tool; `AllowedTools` leaves tools out. parallel: whether a second
     call may follow. thinking: True for a turn that begins inside the reasoning, in which markup is text; None for one
     that may begin with it.
+    text: what text must be. Then "auto" is either such a text or calls, and "none" is such a text, in which markup is
+    text. What begins as reasoning or as a call is that.
 
     A call's fixed text, its name and its parameters' names are forced; each parameter comes at most once, and the end
     of a call only after those that are required. Parameters that a tool doesn't list are not written. Raises
@@ -37,7 +40,7 @@ def call_machine(
     if choice != "none" and choice != "auto" and not offered:
         wanted = repr(choice.name) if isinstance(choice, NamedTool) else "a tool"
         raise InvalidRequest(f"{wanted} must be called, but is not among the tools", param="tool_choice")
-    return _Turn(layout, offered, parallel).machine(choice, thinking)
+    return _Turn(layout, offered, parallel, text).machine(choice, thinking)
 
 
 def _offered(tools: Sequence[ToolSpec], choice: ToolChoice) -> tuple[list[ToolSpec], ToolChoice]:
@@ -48,17 +51,19 @@ def _offered(tools: Sequence[ToolSpec], choice: ToolChoice) -> tuple[list[ToolSp
 
 
 class _Turn:
-    def __init__(self, layout: Layout, tools: Sequence[ToolSpec], parallel: bool) -> None:
-        self._layout, self._tools, self._parallel = layout, tools, parallel
+    def __init__(self, layout: Layout, tools: Sequence[ToolSpec], parallel: bool, text: Machine | None) -> None:
+        self._layout, self._tools, self._parallel, self._fenced_text = layout, tools, parallel, text
         self._structure = Structure()
         self._types: dict[tuple[tuple[str, int], ...], int] = {}  # where a parameter's name has ended
         self._behind_tags: dict[int, int] = {}  # by where it goes on, where a text's closing tag has ended
 
     def machine(self, choice: ToolChoice, thinking: bool | None) -> Machine:
         layout, structure = self._layout, self._structure
-        none = {layout.trigger.encode(): DEAD}
+        trigger = layout.trigger.encode()
         if choice == "none" or not self._tools:
-            return structure.machine(self._turn(none, [], thinking))
+            if self._fenced_text is not None:
+                return structure.machine(self._fenced([], self._fenced_text, thinking))
+            return structure.machine(self._turn({trigger: DEAD}, [], thinking))
         end = structure.state(accepting=True)
         between = structure.state(accepting=not layout.block_open)
         openings = [self._call(tool, between) for tool in self._tools]
@@ -68,9 +73,31 @@ class _Turn:
         first = _behind(layout.block_open, openings)
         if choice != "auto":
             return structure.machine(self._turn(None, _behind(layout.lead, first), thinking))
-        trigger = layout.trigger.encode()
         inside = self._forced([_without(trigger, branch) for branch in first])
+        if self._fenced_text is not None:
+            return structure.machine(self._fenced([Branch(trigger, inside)], self._fenced_text, thinking))
         return structure.machine(self._turn({trigger: inside}, [], thinking))
+
+    def _fenced(self, calls: Sequence[Branch], text: Machine, thinking: bool | None) -> int:
+        """A state in which a turn begins: one of the texts `calls`, or else a text of `text`."""
+        layout, structure = self._layout, self._structure
+        texts = structure.embedded(text)
+        answer = structure.one_of(calls, texts)
+        if thinking is False:
+            return answer
+        close = layout.think_close.strip().encode()
+        reasoning = structure.until({close: self._behind_gap(answer)}, accepting=False)
+        if thinking:
+            return reasoning
+        return structure.one_of([*calls, Branch(layout.think_open.strip().encode(), reasoning)], texts)
+
+    def _behind_gap(self, answer: int) -> int:
+        """What goes on as `answer` behind what a reader drops after the reasoning, or behind the beginning of that."""
+        for byte in reversed(self._layout.after_think.encode()):
+            before = self._structure.state()
+            self._structure.fork(before, [Branch(bytes([byte]), answer)], beside=answer)
+            answer = before
+        return answer
 
     def _turn(self, triggers: Mapping[bytes, int] | None, forced: Sequence[Branch], thinking: bool | None) -> int:
         """A state in which a turn begins: free text up to `triggers`, or without them one of the texts `forced`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
@@ -82,7 +82,11 @@ class _Malformed(Exception):
     pass
 
 
-_State = Literal["start", "thinking", "after_think", "text", "call", "name", "json", "params", "key", "value", "bad"]
+TextStands = Literal["beside", "instead", "alone"]
+_Words = Literal["start", "thinking", "after_think", "either", "text", "all"]
+_State = _Words | Literal["call", "name", "json", "params", "key", "value", "bad"]
+_ANSWERS: Mapping[TextStands, _State] = {"beside": "text", "instead": "either", "alone": "all"}
+_TEXT: frozenset[_State] = frozenset({"start", "after_think", "either", "text", "all"})
 
 
 class ToolParser:
@@ -94,14 +98,22 @@ class ToolParser:
     bracket. White space between literals may differ from the canonical one; values and keys are never trimmed.
 
     thinking: True where the prompt ends inside reasoning, None where the turn may begin with it, False where it can't.
-    scope: what ids are derived from (`call_id`).
+    text: where it stands: "beside" calls, "instead" of them (markup in it is text, and so is all that follows), or
+    "alone" (there are no calls). scope: what ids are derived from (`call_id`).
     """
 
     def __init__(
-        self, layout: Layout, tools: Sequence[ToolSpec] = (), *, scope: str = "", thinking: bool | None = None
+        self,
+        layout: Layout,
+        tools: Sequence[ToolSpec] = (),
+        *,
+        scope: str = "",
+        thinking: bool | None = None,
+        text: TextStands = "beside",
     ) -> None:
         self._layout, self._tools, self._scope = layout, {tool.name: tool for tool in tools}, scope
-        self._state: _State = "text" if thinking is False else "thinking" if thinking else "start"
+        self._answer: _State = _ANSWERS[text]
+        self._state: _State = self._answer if thinking is False else "thinking" if thinking else "start"
         self._buffer, self._raw = "", ""
         self._reasoning, self._text = list[str](), list[str]()
         self._calls, self._malformed = list[ToolCall](), list[CallMalformed]()
@@ -113,6 +125,8 @@ class ToolParser:
             "start": self._start,
             "thinking": self._thinking,
             "after_think": self._after_think,
+            "either": self._either,
+            "all": self._all,
             "text": self._plain,
             "call": self._between,
             "name": self._called,
@@ -134,7 +148,7 @@ class ToolParser:
         """What was held back, now that the output has ended."""
         self._ended = True
         events = self._run()
-        if self._state in ("text", "start", "after_think"):
+        if self._state in _TEXT:
             events += self._say(self._take(len(self._buffer)))
         elif self._state == "thinking":
             events += self._think(self._take(len(self._buffer)))
@@ -162,7 +176,7 @@ class ToolParser:
 
     def _take(self, count: int) -> str:
         taken, self._buffer = self._buffer[:count], self._buffer[count:]
-        if self._state not in ("start", "thinking", "after_think", "text"):
+        if self._state != "thinking" and self._state not in _TEXT:
             self._raw += taken
         return taken
 
@@ -201,7 +215,7 @@ class ToolParser:
         begins = rest.startswith(literal)
         if begins:
             self._take(len(self._buffer) - len(rest) + len(literal))
-        self._state = "thinking" if begins else "text"
+        self._state = "thinking" if begins else self._answer
         return iter(())
 
     def _thinking(self) -> Iterator[Event] | None:
@@ -229,8 +243,20 @@ class ToolParser:
         lead = self._layout.lead + self._open  # a call's lead is no part of this gap where nothing else precedes it
         if not (gap and gap in lead and lead.startswith(self._buffer[: len(lead)]) and self._layout.block_open):
             self._take(same)
-        self._state = "text"
+        self._state = self._answer
         return iter(())
+
+    def _either(self) -> Iterator[Event] | None:
+        """Where text stands instead of calls: what comes first decides."""
+        opens = self._begins(self._open)
+        if opens is None:
+            return None
+        self._state = "text" if opens else "all"
+        self._take(len(self._buffer) - len(self._buffer.lstrip()) if opens else 0)
+        return iter(())
+
+    def _all(self) -> Iterator[Event] | None:
+        return self._say(self._take(len(self._buffer))) if self._buffer else None
 
     def _find(self, *literals: str) -> tuple[int, int, bool]:
         """Where the first of `literals` begins, its length, True; else how much can't be the beginning of any."""

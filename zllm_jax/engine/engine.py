@@ -28,7 +28,7 @@ from zllm_jax.dialect import (
 from zllm_jax.engine.call import Call
 from zllm_jax.engine.ending import Ending
 from zllm_jax.engine.fences import FenceCompiler, Ready, thinking_of
-from zllm_jax.engine.output import Output, Reading
+from zllm_jax.engine.output import Output, Reading, text_stands
 from zllm_jax.errors import InvalidRequest, ZllmError
 from zllm_jax.fence import ForcedRuns
 from zllm_jax.metrics import Metrics
@@ -253,27 +253,54 @@ class Engine:
         return None
 
     def _read_and_fenced(self, request: Request, prompt: np.ndarray, seed: int) -> tuple[Reading | None, Ready | None]:
-        """How the output is read, and what it must obey."""
-        if not request.calls_tools:
+        """How the output is read (None where all of it is text), and what it must obey."""
+        spoken = self._turn(request)
+        thinking: bool | None = False
+        if spoken is not None and self.tokenizer is not None:
+            thinking = spoken.thinking(self.tokenizer.decode(prompt[-_PROMPT_END:].tolist(), skip_special=False))
+        if spoken is None or not (request.tools or thinking is not False):
             return None, self._fence(request)
-        if self.tokenizer is None or self._dialects is None:
-            raise InvalidRequest("tools need a chat template and a tokenizer, which this model lacks", param="tools")
-        spoken = self._dialects.spoken(request.tool_dialect)
-        thinking = spoken.thinking(self.tokenizer.decode(prompt[-_PROMPT_END:].tolist(), skip_special=False))
-        tools = tools_of(request.tools)
+        if request.fence is not None and request.fence.lark is not None:
+            if thinking:
+                raise InvalidRequest(
+                    "the prompt opens the reasoning, which a Lark-like grammar leaves no room for: use a schema, a "
+                    "regex or choices",
+                    param="fence",
+                )
+            return None, self._fence(request)
         # Without an id of the client's, ids of calls follow from what the answer follows from.
         scope = request.request_id or f"{hashlib.sha256(prompt.tobytes()).hexdigest()}-{seed}"
-        parser = ToolParser(spoken.layout, tools, scope=scope, thinking=thinking)
-        reading = Reading(spoken.name, parser, spoken.shown)
+        tools, text = tools_of(request.tools), text_stands(request)
+        parser = ToolParser(spoken.layout, tools, scope=scope, thinking=thinking, text=text)
+        return Reading(spoken.name, parser, spoken.shown), self._turn_fence(request, spoken, thinking)
+
+    def _turn(self, request: Request) -> Spoken | None:
+        """In what the output of a request must be read: there are tools, or the model may reason."""
+        if request.tools:
+            if self.tokenizer is None or self._dialects is None:
+                raise InvalidRequest(
+                    "tools need a chat template and a tokenizer, which this model lacks", param="tools"
+                )
+            return self._dialects.spoken(request.tool_dialect)
+        if request.messages is None or self._dialects is None or not (request.tool_dialect or self._dialects.fits):
+            return None
+        spoken = self._dialects.spoken(request.tool_dialect)
+        return spoken if spoken.thinks else None
+
+    def _turn_fence(self, request: Request, spoken: Spoken, thinking: bool | None) -> Ready | None:
+        if not request.tools and request.fence is None:
+            return None
         if self._fences is not None:
-            return reading, self._fences.ready_calls(spoken, request, thinking)
+            return self._fences.ready_turn(spoken, request, thinking)
+        if request.fence is not None:
+            return self._fence(request)
         if request.tool_choice != "auto" or not request.parallel_tool_calls:
             raise InvalidRequest(
                 "this engine follows no fences (EngineConfig.fence_states is 0): it reads calls, but can neither force "
                 "nor forbid them: tool_choice must be auto, with parallel_tool_calls",
                 param="tool_choice",
             )
-        return reading, None
+        return None
 
     def _fence(self, request: Request) -> Ready | None:
         if request.fence is None:

@@ -6,6 +6,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
@@ -100,22 +101,41 @@ class FenceCompiler:
         if fence.lark is not None:
             grammar = fence.lark
             return self._remembered(key, lambda: self._on_host(grammar))
-        return self._remembered(key, lambda: self._on_device(key, frozenset(), "fence", lambda: compile_fence(fence)))
 
-    def ready_calls(self, spoken: Spoken, request: Request, thinking: bool | None) -> Ready:
-        """Of a turn that may call the request's tools. thinking: as `call_machine` has it. Raises as `ready` does."""
-        demand = [spoken.name, request.tools, repr(request.tool_choice), request.parallel_tool_calls, thinking]
+        def compiled() -> Compiled:
+            with _named("fence"):
+                return compile_fence(fence)
+
+        return self._remembered(key, lambda: self._on_device(key, frozenset(), "fence", compiled))
+
+    def ready_turn(self, spoken: Spoken, request: Request, thinking: bool | None) -> Ready:
+        """Of a turn that may reason, call the request's tools, or must be of its fence, which is none for the host.
+
+        thinking: as `call_machine` has it. Raises as `ready` does.
+        """
+        fence = None if request.fence is None else asdict(request.fence)
+        demand = [spoken.name, request.tools, repr(request.tool_choice), request.parallel_tool_calls, thinking, fence]
+        param = "tools" if request.tools else "fence"
         try:
             key = json.dumps(demand)
         except (TypeError, ValueError) as error:
-            raise InvalidRequest(f"the tools are no JSON: {error}", param="tools") from None
+            raise InvalidRequest(f"the tools or the schema are no JSON: {error}", param=param) from None
 
         def compiled() -> Compiled:
-            tools, parallel = tools_of(request.tools), request.parallel_tool_calls
-            machine = call_machine(spoken.layout, tools, request.tool_choice, parallel=parallel, thinking=thinking)
-            return Compiled(machine)
+            with _named("fence"):
+                text = None if request.fence is None else compile_fence(request.fence)
+            with _named(param):
+                machine = call_machine(
+                    spoken.layout,
+                    tools_of(request.tools),
+                    request.tool_choice,
+                    parallel=request.parallel_tool_calls,
+                    thinking=thinking,
+                    text=None if text is None else text.machine,
+                )
+            return Compiled(machine, () if text is None else text.relaxed)
 
-        return self._remembered(key, lambda: self._on_device(key, spoken.shown, "tools", compiled))
+        return self._remembered(key, lambda: self._on_device(key, spoken.shown, param, compiled))
 
     def _remembered(self, key: str, make: Callable[[], Ready]) -> Ready:
         with self._lock:
@@ -134,11 +154,7 @@ class FenceCompiler:
         stored = None if self._store is None else self._store.get(key, vocabulary)
         if stored is not None and stored[0].machine.num_states <= self._max_states - 2:
             return Ready(*stored)
-        try:
-            compiled = compile_()
-        except UnsupportedGrammar as error:
-            error.param = param
-            raise
+        compiled = compile_()
         if compiled.machine.num_states > self._max_states - 2:
             raise InvalidRequest(
                 f"the fence has {compiled.machine.num_states} states, but there is room for {self._max_states - 2}: "
@@ -164,3 +180,13 @@ class FenceCompiler:
             if shown not in self._parts:
                 self._parts[shown] = self._vocabulary.without(self._shown - shown)
             return self._parts[shown]
+
+
+@contextmanager
+def _named(param: str) -> Iterator[None]:
+    """What is refused in here is refused in the name of a parameter."""
+    try:
+        yield
+    except UnsupportedGrammar as error:
+        error.param = param
+        raise

@@ -17,19 +17,29 @@ from zllm_jax.dialect.tool_parser import (
     Event,
     ReasoningDelta,
     TextDelta,
+    TextStands,
 )
 from zllm_jax.runtime import Drawn
 from zllm_jax.scheduler import Outcome, clock
-from zllm_jax.values import CallDelta, Delta, Envelope, Status, TokenLogprob
+from zllm_jax.values import AllowedTools, CallDelta, Delta, Envelope, Request, Status, TokenLogprob
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """How the output of a request with tools is read. shown: control tokens that are text in its dialect."""
+    """How an output is read that may hold reasoning or calls. shown: control tokens that are text in its dialect."""
 
     dialect: str
     parser: ToolParser
     shown: frozenset[int] = frozenset()
+
+
+def text_stands(request: Request) -> TextStands:
+    """Where the text stands in a request's output, as its parser must know."""
+    choice = request.tool_choice
+    if not request.tools or choice == "none":
+        return "alone"
+    may_call = choice == "auto" or (isinstance(choice, AllowedTools) and not choice.required)
+    return "instead" if request.fence is not None and may_call else "beside"
 
 
 class Output:

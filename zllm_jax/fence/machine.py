@@ -230,10 +230,10 @@ class MachineBuilder:
         """The edges of `source`, as `Machine.edges` has them."""
         return self._rows[source]
 
-    def copy_edges(self, source: int, target: int) -> None:
-        """What `source` does, `target` does too. Raises where it does something else."""
+    def copy_edges(self, source: int, target: int, *, keep: bool = False) -> None:
+        """What `source` does, `target` does too. Raises where it does something else, unless it is to `keep` that."""
         ours, theirs = self._rows[target], self._rows[source]
-        if ((ours != DEAD) & (theirs != DEAD) & (ours != theirs)).any():
+        if not keep and ((ours != DEAD) & (theirs != DEAD) & (ours != theirs)).any():
             raise ValueError(f"states {source} and {target} differ in what follows a byte")
         self._rows[target] = np.where(ours == DEAD, theirs, ours)
         if source in self._accepting:

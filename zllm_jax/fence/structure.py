@@ -21,6 +21,7 @@ from zllm_jax.fence.schema.document import Schema
 from zllm_jax.fence.schema.finish import finished
 
 _ALWAYS = Condition()
+_WHITESPACE = b" \t\r\n"
 _LATER = -1  # a text's beginning is over
 
 
@@ -68,10 +69,12 @@ class Structure:
     def leave(self) -> None:
         self._module = 0
 
-    def fork(self, source: int, branches: Sequence[Branch], *, assured: bool = False) -> None:
+    def fork(self, source: int, branches: Sequence[Branch], *, assured: bool = False, beside: int = DEAD) -> None:
         """From `source`, one of these texts. Raises `ValueError` where one begins with another.
 
-        assured: whatever leads to `source` has seen to it that the condition of one of them holds.
+        assured: whatever leads to `source` has seen to it that the condition of one of them holds. beside: or else what
+        this state does; of its texts none may begin with one of `branches`. Raises `ValueError` where it would have to
+        change the stack while it can still be either.
         """
         root = _Trie()
         for branch in branches:
@@ -85,18 +88,23 @@ class Structure:
             if node.children or node.end is not None:
                 raise ValueError(f"another text begins with {branch.text!r}: they cannot be told apart")
             node.end = branch
-        self._write(source, root, known=len(branches) if assured else 0)
+        self._write(source, root, len(branches) if assured else 0, beside)
 
-    def _write(self, source: int, node: _Trie, known: int) -> None:
+    def _write(self, source: int, node: _Trie, known: int, beside: int) -> None:
         """known: how many branches an earlier guard has vouched for; a guard stands where they become fewer."""
         for byte, child in sorted(node.children.items()):
             guard = () if len(child.branches) == known else _any_of(child.branches)
             if child.end is not None:
                 self._builder.edge(source, [byte], self._edge(child.end, guard))
                 continue
+            other = int(self._builder.row(beside)[byte])
+            if other < 0 or (other and guard):
+                raise ValueError(f"byte {byte:#x} does too much in state {beside}: what follows cannot be told apart")
             target = self.state()
             self._builder.edge(source, [byte], Edge(target, guard) if guard else target)
-            self._write(target, child, len(child.branches))
+            self._write(target, child, len(child.branches), other)
+        if beside != DEAD:
+            self._builder.copy_edges(beside, source, keep=True)
 
     def _edge(self, branch: Branch, guard: tuple[Condition, ...]) -> int | Edge:
         push = None if branch.push is None else self._builder.returns((DEAD, branch.push))
@@ -157,6 +165,47 @@ class Structure:
             self._builder.edges(nodes[seen, where, begun], row)
         return nodes[begin]
 
+    def one_of(self, branches: Sequence[Branch], beside: int) -> int:
+        """A state from which one of these texts comes, or else what `beside` does: white space that this allows may
+        stand before them. Raises as `fork` does.
+        """
+        made = {beside: self.state()}
+        waiting = [beside]
+        for other in waiting:
+            self.fork(made[other], branches, beside=other)
+            for byte in _WHITESPACE:
+                after = int(self._builder.row(other)[byte])
+                if after < 0:
+                    raise ValueError(f"state {other} does too much with white space: what follows cannot be told apart")
+                if after != DEAD and after not in made:
+                    made[after] = self.state()
+                    waiting.append(after)
+                self._builder.replace(made[other], byte, made.get(after, DEAD))
+        return made[beside]
+
+    def embedded(self, machine: Machine) -> int:
+        """The state in which a text of `machine` begins, whose end is the end of the whole."""
+        outer, self._module = self._module, len(self._module_of)
+        states = [DEAD, *(self.state(accepting=bool(one)) for one in machine.accepting[1:])]
+        self._module = outer
+        builder, numbers = self._builder, np.array(states, np.int32)
+        returns = [builder.returns([states[one] for one in row]) for row in machine.returns]
+
+        def moved(edge: Edge | None) -> Edge | None:
+            if edge is None:
+                return None
+            push = None if edge.push is None else returns[edge.push]
+            return replace(edge, target=states[edge.target], push=push, otherwise=moved(edge.otherwise))
+
+        special = [moved(edge) for edge in machine.special]
+        for state, row in zip(states[1:], machine.edges[1:], strict=True):
+            builder.edges(state, np.where(row > 0, numbers[np.maximum(row, 0)], DEAD))
+            for byte in np.flatnonzero(row < 0).tolist():
+                edge = special[~int(row[byte])]
+                assert edge is not None
+                builder.replace(state, byte, edge)
+        return states[machine.start]
+
     def either(self, one: int, other: int) -> int:
         """A state that goes on as both do. Raises `ValueError` where they differ in what follows a byte."""
         state = self.state()
@@ -200,7 +249,7 @@ def _begun(first: bytes, begun: int, byte: int) -> int:
         return _LATER
     if first[begun] == byte:
         return begun + 1
-    return 0 if begun == 0 and byte in b" \t\r\n" else _LATER
+    return 0 if begun == 0 and byte in _WHITESPACE else _LATER
 
 
 def _longest_begun(text: bytes, triggers: Mapping[bytes, int]) -> bytes:

@@ -16,7 +16,6 @@ from zllm_jax.errors import InvalidRequest
 from zllm_jax.protocol.anthropic_messages_history import history
 from zllm_jax.protocol.anthropic_messages_tools import output_format, parallel, tool_choice, tools
 from zllm_jax.protocol.call import Call
-from zllm_jax.protocol.forms import check_together
 from zllm_jax.protocol.reading import Json, members, refuse_unsupported, required, typed
 from zllm_jax.values import Request, Sampling
 
@@ -85,17 +84,15 @@ def _parse(given: Json, request_id: str | None) -> MessagesCall:
     refuse_unsupported(given, known=_READ | _HINTS, neutral=_NEUTRAL)
     model = required(given, "model", str)
     max_tokens = _max_tokens(given)
-    offered, choice, fence = tools(given), tool_choice(given), output_format(given)
-    check_together(offered, choice, fence, param="output_config.format", none='{"type": "none"}')
     request = Request(
         messages=history(given),
         max_tokens=max(max_tokens, 1),
         sampling=Sampling(**{name: given[name] for name in _SAMPLING if name in given}),
         stop=_stop_sequences(given),
-        tools=offered,
-        tool_choice=choice,
+        tools=tools(given),
+        tool_choice=tool_choice(given),
         parallel_tool_calls=parallel(given),
-        fence=fence,
+        fence=output_format(given),
         request_id=request_id,
     )
     return MessagesCall(

@@ -13,19 +13,16 @@ from typing import Any
 
 from zllm_jax.errors import InvalidRequest
 from zllm_jax.protocol.call import Call
-from zllm_jax.protocol.forms import check_together
-from zllm_jax.protocol.openai_chat_tools import calls, response_format, tool_choice, tools
-from zllm_jax.protocol.reading import Json, kind, members, refuse_unless_neutral, refuse_unsupported, required, typed
-from zllm_jax.values import (
-    MAX_TOP_LOGPROBS,
-    Message,
-    Request,
-    Sampling,
-)
+from zllm_jax.protocol.openai_chat_messages import messages
+from zllm_jax.protocol.openai_chat_tools import response_format, tool_choice, tools
+from zllm_jax.protocol.reading import Json, members, refuse_unsupported, required, typed
+from zllm_jax.values import MAX_TOP_LOGPROBS, Request, Sampling
 
 MAX_STOP = 4
 MAX_CHOICES = 16
 _SEED_STEP = 0x9E3779B97F4A7C15  # far from the seeds that clients count through
+
+_MAX_DIGITS = 10  # of a token id
 
 _SAMPLING = (
     "temperature",
@@ -37,7 +34,12 @@ _SAMPLING = (
     "min_p",
     "repetition_penalty",
 )
-_HINTS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_retention"})
+# Said to the operator, to a cache that keeps what it can anyway, or to a model that can be told so: how much one
+# reasons, if it does, is its own, and no such effort changes what it is asked.
+_HINTS = frozenset(
+    {"user", "metadata", "safety_identifier", "prompt_cache_retention", "prompt_cache_options", "reasoning_effort"}
+)
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _READ = frozenset(
     {"model", "messages", "n", "max_tokens", "max_completion_tokens", "stop", "logit_bias", "logprobs", "top_logprobs"}
     | {"stream", "stream_options", "prompt_cache_key", "ignore_eos", *_SAMPLING}
@@ -50,21 +52,13 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "store": (False,),
     "service_tier": ("auto", "default"),
-    "reasoning_effort": ("none",),
-    "verbosity": (),
+    "verbosity": ("medium",),
+    "moderation": (),
     "audio": (),
     "prediction": (),
     "web_search_options": (),
 }
-
-_ROLES = ("system", "developer", "user", "assistant", "tool")
-_MESSAGE_FIELDS: Mapping[str, frozenset[str]] = {
-    **dict.fromkeys(_ROLES, frozenset({"role", "content", "name"})),
-    "assistant": frozenset({"role", "content", "name", "tool_calls", "reasoning_content"}),
-    "tool": frozenset({"role", "content", "name", "tool_call_id"}),
-}
-# What a client that sends an earlier answer back may leave in it.
-_MESSAGE_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"annotations": ([],)}
+_NEWER = {"functions": "tools", "function_call": "tool_choice"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,27 +90,29 @@ def _nth(request: Request, index: int) -> Request:
 def parse_request(body: Any, *, default_max_tokens: int, request_id: str | None = None) -> ChatCall:
     """Understand a Chat Completions body. Raises `InvalidRequest` with the parameter's name in `param`."""
     given = members(body, "")
+    for name, newer in _NEWER.items():
+        if given.get(name) not in (None, *_NEUTRAL[name]):
+            raise InvalidRequest(f"{name} is an older form, which is not supported: send {newer}", param=name)
     refuse_unsupported(given, known=_READ | _HINTS, neutral=_NEUTRAL)
+    _check_effort(given)
     max_tokens = _max_tokens(given)
     stream = typed(given, "stream", bool, False)
-    offered, choice, fence = tools(given), tool_choice(given), response_format(given)
-    check_together(offered, choice, fence, param="response_format", none="none")
     sampling = Sampling(
         **{name: given[name] for name in _SAMPLING if name in given},
         logit_bias=_logit_bias(given),
         logprobs=_logprobs(given),
     )
     request = Request(
-        messages=_messages(given),
+        messages=messages(given),
         max_tokens=default_max_tokens if max_tokens is None else max_tokens,
         sampling=sampling,
         stop=_stop(given),
         ignore_eos=typed(given, "ignore_eos", bool, False),
         conversation=typed(given, "prompt_cache_key", str, None),
-        tools=offered,
-        tool_choice=choice,
+        tools=tools(given),
+        tool_choice=tool_choice(given),
         parallel_tool_calls=typed(given, "parallel_tool_calls", bool, True),
-        fence=fence,
+        fence=response_format(given),
         request_id=request_id,
     )
     return ChatCall(
@@ -127,6 +123,14 @@ def parse_request(body: Any, *, default_max_tokens: int, request_id: str | None 
         limited=max_tokens is not None,
         num_choices=_num_choices(given),
     )
+
+
+def _check_effort(given: Mapping[str, Any]) -> None:
+    if (effort := given.get("reasoning_effort", "none")) not in _EFFORTS:
+        raise InvalidRequest(
+            f"reasoning_effort is {reprlib.repr(effort)}, must be one of {', '.join(_EFFORTS)}",
+            param="reasoning_effort",
+        )
 
 
 def _max_tokens(given: Mapping[str, Any]) -> int | None:
@@ -154,8 +158,10 @@ def _num_choices(given: Mapping[str, Any]) -> int:
 def _logit_bias(given: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
     bias: dict[str, float] = typed(given, "logit_bias", dict, {})
     for token in bias:
-        if not (token.isascii() and token.isdigit()):
-            raise InvalidRequest(f"logit_bias has the key {token!r}, must be a token id in decimal", param="logit_bias")
+        if not (token.isascii() and token.isdigit() and len(token) <= _MAX_DIGITS):
+            raise InvalidRequest(
+                f"logit_bias has the key {reprlib.repr(token)}, must be a token id in decimal", param="logit_bias"
+            )
     return tuple(sorted((int(token), value) for token, value in bias.items()))
 
 
@@ -192,52 +198,3 @@ def _include_usage(given: Mapping[str, Any], stream: bool) -> bool:
         if name != "include_usage" and not (name == "include_obfuscation" and not options[name]):
             raise InvalidRequest(f"stream_options.{name} is not supported", param=f"stream_options.{name}")
     return typed(options, "include_usage", bool, False, prefix="stream_options.")
-
-
-def _messages(given: Mapping[str, Any]) -> tuple[Message, ...]:
-    messages = required(given, "messages", list)
-    if not messages:
-        raise InvalidRequest("messages is empty: at least one message is needed", param="messages")
-    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
-
-
-def _message(message: Any, param: str) -> Message:
-    given = members(message, param)
-    role = given.get("role")
-    if role not in _ROLES:
-        raise InvalidRequest(
-            f"{param}.role is {reprlib.repr(role)}, must be one of {', '.join(_ROLES)}", param=f"{param}.role"
-        )
-    for name, value in given.items():
-        if name in _MESSAGE_NEUTRAL:
-            refuse_unless_neutral(f"{param}.{name}", value, _MESSAGE_NEUTRAL[name])
-        elif name not in _MESSAGE_FIELDS[role]:
-            raise InvalidRequest(f"{param}.{name} is not supported", param=f"{param}.{name}")
-    made = calls(given, param)
-    content = given.get("content", "" if made else None)  # who only calls says nothing
-    # "developer" is this protocol's newer name of the system role; chat templates know the older one.
-    parsed: Json = {"role": "system" if role == "developer" else role, "content": _content(content, param)}
-    for name in ("name", "reasoning_content"):
-        if text := typed(given, name, str, None, prefix=f"{param}."):
-            parsed[name] = text
-    if role == "tool":
-        parsed["tool_call_id"] = required(given, "tool_call_id", str, prefix=f"{param}.")
-    return {**parsed, "tool_calls": made} if made else parsed
-
-
-def _content(content: Any, param: str) -> str:
-    """The text of a message. Parts are joined as they are, so that a text cut into parts gives the same tokens."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise InvalidRequest(
-            f"{param}.content must be a text or a list of parts, got {kind(content)}", param=f"{param}.content"
-        )
-    return "".join(_part(part, f"{param}.content[{i}]") for i, part in enumerate(content))
-
-
-def _part(part: Any, param: str) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text":
-        found = reprlib.repr(part.get("type")) if isinstance(part, dict) else kind(part)
-        raise InvalidRequest(f"{param} is a part of type {found}, only text is supported", param=f"{param}.type")
-    return required(part, "text", str, prefix=f"{param}.")

@@ -8,7 +8,7 @@ from typing import Any
 
 from zllm_jax.errors import InvalidRequest
 from zllm_jax.protocol.forms import openai_form
-from zllm_jax.protocol.reading import Json, members, required, typed
+from zllm_jax.protocol.reading import Json, members, only, required, typed
 from zllm_jax.values import AllowedTools, Fence, NamedTool, ToolChoice
 
 _TOOL_MEMBERS = frozenset({"type", "function"})
@@ -40,6 +40,7 @@ def tool_choice(given: Mapping[str, Any]) -> ToolChoice:
     if kind == "function":
         return NamedTool(_named(choice, "tool_choice"))
     if kind == "allowed_tools":
+        only(choice, ("type", "allowed_tools"), "tool_choice")
         return _allowed(members(choice.get("allowed_tools"), "tool_choice.allowed_tools"))
     raise InvalidRequest(
         f"tool_choice is {reprlib.repr(choice)}, must be none, auto, required, "
@@ -50,6 +51,7 @@ def tool_choice(given: Mapping[str, Any]) -> ToolChoice:
 
 def _allowed(given: Json) -> AllowedTools:
     param = "tool_choice.allowed_tools"
+    only(given, ("mode", "tools"), param)
     mode = given.get("mode")
     if mode not in ("auto", "required"):
         raise InvalidRequest(f"{param}.mode is {reprlib.repr(mode)}, must be auto or required", param=f"{param}.mode")
@@ -70,10 +72,8 @@ def _function(value: Any, param: str, what: str, outer: frozenset[str], inner: f
             f"{param}.type is {reprlib.repr(given.get('type'))}: {what} must be a function", param=f"{param}.type"
         )
     function = members(given.get("function"), f"{param}.function")
-    for where, there, known in ((param, given, outer), (f"{param}.function", function, inner)):
-        for name in there:
-            if name not in known:
-                raise InvalidRequest(f"{where}.{name} is not supported", param=f"{where}.{name}")
+    only(given, outer, param)
+    only(function, inner, f"{param}.function")
     required(function, "name", str, prefix=f"{param}.function.")
     return function
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from zllm_jax.errors import InvalidRequest
 from zllm_jax.protocol.call import Call
-from zllm_jax.protocol.forms import check_together
 from zllm_jax.protocol.openai_responses_items import input_items, messages_of
 from zllm_jax.protocol.openai_responses_tools import Offer, offered, text_format, tool_choice
 from zllm_jax.protocol.reading import Json, members, refuse_unsupported, required, typed
@@ -97,9 +96,7 @@ def parse_request(
         **{name: given[name] for name in _SAMPLING if name in given}, logprobs=_logprobs(given, _LOGPROBS in include)
     )
     offer = offered(given, (*before.items, *items))
-    choice, fence = tool_choice(given, offer), text_format(given)
-    offer, choice = _without_hosted(offer, choice)
-    check_together(offer.tools, choice, fence, param="text.format", none="none")
+    offer, choice = _without_hosted(offer, tool_choice(given, offer))
     request = Request(
         messages=_messages(given, before.items, items),
         max_tokens=default_max_tokens if max_tokens is None else max_tokens,
@@ -108,7 +105,7 @@ def parse_request(
         tools=offer.tools,
         tool_choice=choice,
         parallel_tool_calls=typed(given, "parallel_tool_calls", bool, True),
-        fence=fence,
+        fence=text_format(given),
         request_id=request_id,
     )
     return ResponsesCall(

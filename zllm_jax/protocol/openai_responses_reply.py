@@ -109,7 +109,7 @@ class Reply:
             yield from self.failed({"error": {"message": failed[0]}})
             return
         whole = envelope.status is Status.COMPLETED
-        if whole and not self.response["output"] and not self._call.request.calls_tools:
+        if whole and not self.response["output"] and not self._call.request.tools:
             yield from self._reach("message")  # an answer without a word is an answer
         yield from self._close("completed" if whole else "incomplete")
         reason = "max_output_tokens" if envelope.status is Status.TRUNCATED else "content_filter"

@@ -37,7 +37,14 @@ def refuse_unsupported(
         if name in neutral:
             refuse_unless_neutral(name, value, neutral[name])
         elif name not in known:
-            raise InvalidRequest(f"unknown parameter {name!r}", param=name)
+            raise InvalidRequest(f"unknown parameter {reprlib.repr(name)}", param=name)
+
+
+def only(given: Mapping[str, Any], known: Collection[str], param: str) -> None:
+    """Raises where an object has a member that is not known. `param` is the object's name."""
+    for name in given:
+        if name not in known:
+            raise InvalidRequest(f"{param}.{name} is not supported", param=f"{param}.{name}")
 
 
 def required(given: Mapping[str, Any], name: str, of: type[T], *, prefix: str = "") -> T:

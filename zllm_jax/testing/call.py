@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import cast
 
 from zllm_jax.dialect import DIALECTS, Tokenizer, ToolParser, tools_of
-from zllm_jax.engine.output import Output, Reading
+from zllm_jax.engine.output import Output, Reading, text_stands
 from zllm_jax.runtime import Drawn
 from zllm_jax.scheduler import Outcome, clock
 from zllm_jax.testing.models import ByteTokenizer, made_up_logprob
@@ -31,11 +31,12 @@ class ScriptedCall:
         self._ended: Envelope | None = None
 
     def _reading(self) -> Reading | None:
-        if not (self.request.calls_tools or self.script.thinking):
+        if not (self.request.tools or self.script.thinking):
             return None
         layout = DIALECTS["chatml"]().layout
         scope = self.request.request_id or ""
-        parser = ToolParser(layout, tools_of(self.request.tools), scope=scope, thinking=self.script.thinking)
+        tools, text = tools_of(self.request.tools), text_stands(self.request)
+        parser = ToolParser(layout, tools, scope=scope, thinking=self.script.thinking, text=text)
         return Reading("chatml", parser)
 
     async def run(self, step_s: float) -> AsyncGenerator[Delta, None]:
